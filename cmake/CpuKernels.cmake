@@ -1,0 +1,1 @@
+# The CPU kernels are compiled once an instruction set and chosen at run time.

@@ -1,0 +1,186 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <deltaic/config.h>
+#include <deltaic/tensor.h>
+
+namespace deltaic {
+
+// ---- what a cache looks like -------------------------------------------------------------------------------------
+
+// K and V of one full-attention layer, in pages of block_size tokens.
+struct FullAttentionSpec {
+  int block_size = 16;
+  int num_kv_heads = 0;
+  int head_size = 0;
+  int head_size_v = 0;  // 0: head_size
+  DType dtype = DType::f32;
+  std::optional<std::int64_t> page_size_padded;
+
+  // block_size x num_kv_heads x (head_size + head_size_v) x sizeof(dtype), or the padded value. Throws
+  // InvalidArgument when the padded value is below the real one.
+  std::int64_t page_size_bytes() const;
+  friend bool operator==(const FullAttentionSpec&, const FullAttentionSpec&) = default;
+};
+
+enum class MambaType : std::uint8_t { gdn, mamba2, short_conv };
+enum class MambaCacheMode : std::uint8_t { none, align, all };
+
+// The state tensors of one recurrent layer, for one slot.
+struct MambaSpec {
+  int block_size = 256;
+  std::vector<std::vector<std::int64_t>> shapes;  // one a state tensor
+  std::vector<DType> dtypes;                      // one a state tensor
+  MambaType mamba_type = MambaType::gdn;
+  MambaCacheMode cache_mode = MambaCacheMode::none;
+  int num_speculative_blocks = 0;
+  std::optional<std::int64_t> page_size_padded;
+
+  // Sum of the states' bytes, or the padded value; throws as FullAttentionSpec does.
+  std::int64_t page_size_bytes() const;
+  friend bool operator==(const MambaSpec&, const MambaSpec&) = default;
+};
+
+// A group whose layers have different specs of one kind. A page holds the pages of all layers.
+struct UniformTypeKVCacheSpecs {
+  int block_size = 0;
+  std::map<std::string, std::variant<FullAttentionSpec, MambaSpec>> layer_specs;
+
+  std::int64_t page_size_bytes() const;
+  friend bool operator==(const UniformTypeKVCacheSpecs&, const UniformTypeKVCacheSpecs&) = default;
+};
+
+using KVCacheSpec = std::variant<FullAttentionSpec, MambaSpec, UniformTypeKVCacheSpecs>;
+
+struct KVCacheGroupSpec {
+  std::vector<std::string> layer_names;  // "model.layers.3"
+  KVCacheSpec spec;
+  bool is_eagle_group = false;  // of a draft model
+};
+
+struct KVCacheConfig {
+  std::int64_t num_blocks = 0;  // of each attention group, block 0 included
+  std::vector<KVCacheGroupSpec> groups;
+  std::optional<int> num_running_slots;  // default: max_num_reqs x (1 + speculative tokens)
+  int num_snapshot_slots = 0;            // state slots of the prefix cache, numbered after the running ones
+};
+
+// ---- who owns which block and which snapshot slot ----------------------------------------------------------------
+
+// What the prefix index knows of a request's tokens. Valid until the next call that changes the CacheManager.
+struct PrefixHit {
+  int num_tokens = 0;            // usable: both the K/V blocks and (with recurrent layers) a snapshot exist
+  int num_attention_tokens = 0;  // tokens whose K/V blocks exist; >= num_tokens
+  int snapshot_slot = -1;        // holds the state after num_tokens; -1 without a hit or without recurrent layers
+};
+
+struct CacheStats {
+  std::int64_t num_queries = 0;        // find_prefix calls that led to an admission
+  std::int64_t num_query_tokens = 0;
+  std::int64_t num_hit_tokens = 0;
+  std::int64_t num_evicted_blocks = 0;
+  std::int64_t num_snapshots = 0;  // published
+  std::int64_t num_evicted_snapshots = 0;
+};
+
+// Owns the attention blocks and the snapshot slots of one engine, and the prefix index over both. It moves no
+// bytes: callers turn what it returns into SchedulerOutput::state_copies. Not thread-safe; the scheduler owns it.
+//
+// Blocks are reference-counted. A block whose tokens are all known and computed is published under a hash of its
+// whole prefix (and the request's cache salt); when its last owner frees it, it stays hittable until LRU eviction.
+// Block 0 is never handed out, so the capacity is num_blocks - 1.
+class CacheManager {
+ public:
+  struct Options {
+    std::int64_t num_blocks = 0;
+    int block_size = 16;
+    int mamba_block_size = 0;  // a multiple of block_size; 0: the model has no recurrent layers
+    int num_snapshot_slots = 0;
+    int first_snapshot_slot = 0;  // = KVCacheConfig::num_running_slots
+    bool enable_prefix_caching = true;
+  };
+  explicit CacheManager(const Options& options);
+  ~CacheManager();
+  CacheManager(CacheManager&&) noexcept;
+  CacheManager& operator=(CacheManager&&) noexcept;
+
+  // Registers a request and its known tokens (prompt, or prompt + output). Throws InvalidArgument for an id that is
+  // registered already. The manager keeps its own copy of the tokens.
+  void add_request(const std::string& req_id, std::span<const std::int32_t> token_ids, std::string_view cache_salt = {});
+  // Tokens that became known. Throws InvalidArgument for an unknown id (as all below, but remove_request).
+  void append_tokens(const std::string& req_id, std::span<const std::int32_t> token_ids);
+  // Frees what the request holds and forgets it. An unknown id is ignored.
+  void remove_request(const std::string& req_id);
+
+  // The longest usable prefix of the request's known tokens, at most their number - 1. Changes nothing.
+  PrefixHit find_prefix(const std::string& req_id) const;
+  // Takes the blocks of `hit` (as find_prefix just returned it; {} for none) and new ones, so that the request holds
+  // blocks for num_tokens tokens. Returns all its block ids in token order; nullopt when too few can be had, and then
+  // nothing has changed. The request must hold no block yet.
+  std::optional<std::vector<int>> admit(const std::string& req_id, const PrefixHit& hit, int num_tokens);
+  // Adds blocks so that the request holds blocks for num_tokens tokens; returns the new ids (often none); nullopt as
+  // in admit.
+  std::optional<std::vector<int>> extend(const std::string& req_id, int num_tokens);
+  // Publishes the full blocks of the first num_computed_tokens tokens, known tokens only. Call it when the step that
+  // computes them has been scheduled and no further request is admitted to that step.
+  void publish(const std::string& req_id, int num_computed_tokens);
+  // Gives back all blocks (a preemption, or the end); what was published stays hittable. The tokens are kept.
+  void release(const std::string& req_id);
+
+  // A slot for the state after the request's first num_tokens tokens (a multiple of mamba_block_size, all known):
+  // nullopt when the index has that snapshot already or no slot can be evicted. The slot is not hittable before
+  // publish_snapshot, which needs the K/V blocks of the same tokens to be published too; cancel_snapshot gives it back.
+  std::optional<int> reserve_snapshot(const std::string& req_id, int num_tokens);
+  void publish_snapshot(const std::string& req_id, int num_tokens);
+  void cancel_snapshot(const std::string& req_id, int num_tokens);
+
+  // Blocks for num_tokens tokens can be had when nothing else runs.
+  bool can_ever_fit(int num_tokens) const;
+  std::int64_t num_free_blocks() const;   // free or evictable
+  std::int64_t num_total_blocks() const;  // the capacity: num_blocks - 1
+  int num_free_snapshot_slots() const;    // free or evictable
+  const Options& options() const;
+  const CacheStats& stats() const;
+  // Forgets all cached prefixes. Returns false, changing nothing, while a request holds blocks.
+  bool reset_prefix_cache();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// ---- how memory is divided ----------------------------------------------------------------------------------------
+
+struct MemoryPlanOptions {
+  std::int64_t memory_bytes = 0;  // for caches
+  int max_model_len = 0;
+  int max_num_seqs = 0;
+  int num_speculative_tokens = 0;
+  int block_size = 16;
+  int mamba_block_size = 256;
+  bool enable_prefix_caching = true;
+  DType kv_dtype = DType::f32;
+  DType conv_state_dtype = DType::f32;
+  DType recurrent_state_dtype = DType::f32;
+  std::optional<std::int64_t> num_blocks;        // overrides the division
+  std::optional<int> num_snapshot_slots;         // likewise
+};
+
+// The KV-cache groups of a model, without any division of memory (num_blocks is 0): one full-attention group, then
+// one GDN group when the model has such layers.
+KVCacheConfig make_kv_cache_groups(const ModelConfig& model, const MemoryPlanOptions& options);
+
+// Divides memory_bytes: running state slots first, then attention blocks and snapshot slots. Throws OutOfMemory with
+// the numbers when not even one request of max_model_len fits.
+KVCacheConfig plan_kv_cache(const ModelConfig& model, const MemoryPlanOptions& options);
+
+}  // namespace deltaic

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <deltaic/cache.h>
+#include <deltaic/config.h>
+#include <deltaic/scheduler_output.h>
+#include <deltaic/tensor.h>
+
+namespace deltaic {
+
+// Checkpoint name -> tensor in memory. The memory must outlive the runner.
+using TensorMap = std::map<std::string, TensorView>;
+
+struct RunnerOptions {
+  Device device;
+  int max_num_reqs = 32;
+  int max_model_len = 4096;
+  int max_num_batched_tokens = 2048;
+  int num_speculative_tokens = 0;
+  int num_threads = 0;  // CPU; 0: all that this process may use
+  // The last input id of a decode row comes from last_sampled_tokens, which never leaves the device.
+  bool async_input_combine = false;
+  // Fills KV and state caches with NaN at start-up: results must not change. For tests.
+  bool poison_caches = false;
+};
+
+// The tokens of a step that may still run. get_output() may be called once; it waits for the step.
+class AsyncModelRunnerOutput {
+ public:
+  explicit AsyncModelRunnerOutput(ModelRunnerOutput output) : output_(std::move(output)) {}
+  ModelRunnerOutput get_output();
+
+ private:
+  std::optional<ModelRunnerOutput> output_;
+};
+
+// What the last step ran on, for tests and debugging.
+struct StepInputs {
+  std::vector<std::int32_t> input_token_ids;
+  std::vector<std::int64_t> positions;
+  std::vector<std::int32_t> query_start_loc;
+  std::vector<std::int32_t> logits_indices;
+};
+struct AttentionMetadataView {
+  std::vector<std::int32_t> seq_lens;
+  std::vector<std::int32_t> block_table;  // [num_reqs, row_stride]
+  std::int64_t block_table_row_stride = 0;
+  std::vector<std::int64_t> slot_mapping;
+};
+struct GdnMetadataView {
+  int num_decodes = 0;
+  int num_prefills = 0;
+  int num_decode_tokens = 0;
+  int num_prefill_tokens = 0;
+  std::vector<std::int32_t> state_indices;          // decodes, then prefills
+  std::vector<std::int32_t> prefill_state_indices;
+  std::vector<bool> has_initial_state;              // every row
+  std::vector<std::int32_t> prefill_query_start_loc;  // rebased to the first prefill token
+};
+
+// Throws InvalidArgument naming the row for a duplicate live index, an index >= num_slots, a negative other than -1
+// (an inert padding row), or fewer than `required` entries.
+void validate_gdn_state_indices(std::span<const std::int32_t> indices, int required, int num_slots);
+
+// Logits of every position of one sequence, computed on its own with private caches: the reference for tests.
+struct DenseForwardOutput {
+  std::vector<float> logits;  // [num_tokens, vocab_size]
+  // [num_layers + 2, num_tokens, hidden_size] when asked for: the embedding output, the residual stream after each
+  // layer, the output of the final norm.
+  std::vector<float> hidden;
+};
+
+class InputBatch;
+
+// Runs one model: a SchedulerOutput in, sampled tokens out. Not thread-safe. spec/runner.md is the contract.
+class ModelRunner {
+ public:
+  // Reads a checkpoint folder. Throws InvalidArgument, Unsupported or OutOfMemory.
+  ModelRunner(const std::filesystem::path& checkpoint, const KVCacheConfig& kv_cache, const RunnerOptions& options);
+  // Takes the weights from memory.
+  ModelRunner(const ModelConfig& model, const TensorMap& tensors, const KVCacheConfig& kv_cache, const RunnerOptions& options);
+  ~ModelRunner();
+  ModelRunner(ModelRunner&&) noexcept;
+  ModelRunner& operator=(ModelRunner&&) noexcept;
+
+  // Applies the step to the batch and enqueues its forward. Returns nothing when a forward ran; an output without
+  // tokens when nothing was scheduled.
+  std::optional<ModelRunnerOutput> execute_model(const SchedulerOutput& input);
+  // Samples from the last forward, and waits.
+  ModelRunnerOutput sample_tokens();
+  // The same without waiting. last_sampled_tokens is set when this returns.
+  AsyncModelRunnerOutput sample_tokens_async();
+
+  const ModelConfig& model_config() const;
+  const KVCacheConfig& kv_cache_config() const;
+  const RunnerOptions& options() const;
+
+  int full_attn_group_id() const;
+  int gdn_group_id() const;  // -1 without one
+  std::int64_t num_blocks() const;
+  std::int64_t fa_page_size_bytes() const;
+  int num_state_slots() const;
+  std::int64_t weight_bytes() const;
+  std::int64_t cache_bytes() const;
+  static bool supports_async() { return true; }
+
+  struct LayerKvCache {
+    TensorView k, v;  // [num_blocks, block_size, num_kv_heads, head_dim]; the block stride honours padding
+    int layer = 0;
+  };
+  struct LayerStateCache {
+    TensorView conv;      // [num_slots, conv_dim, K - 1 + num_speculative_tokens]
+    TensorView temporal;  // [num_slots, num_value_heads, value_head_dim, key_head_dim]
+    int layer = 0;
+  };
+  const std::vector<LayerKvCache>& attn_kv() const;
+  const std::vector<LayerStateCache>& gdn_state() const;
+  // req_id -> its first running slot.
+  std::map<std::string, int> gdn_state_slots() const;
+
+  const InputBatch& input_batch() const;
+  const StepInputs& last_step() const;
+  const AttentionMetadataView& last_attn_meta() const;
+  const GdnMetadataView& last_gdn_meta() const;
+
+  // positions: [num_streams, num_tokens] with 1 or 3 streams, row after row; empty: 0, 1, 2, ...
+  DenseForwardOutput dense_forward(std::span<const std::int32_t> token_ids, bool with_hidden = false,
+                                   std::span<const std::int64_t> positions = {});
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace deltaic
