@@ -1,4 +1,18 @@
 // Every CUDA entry point of a build without CUDA: a clear Unsupported. Compiled instead of cuda/.
 #include "cpp/src/check.h"
+#include "cpp/src/ops/rms_norm.h"
 
-namespace deltaic {}
+namespace deltaic::cuda {
+namespace {
+
+[[noreturn]] void no_cuda(const char* what) {
+  throw Unsupported(
+      detail::concat(what, ": this build of deltaic has no CUDA backend; use the CPU, or build with DELTAIC_CUDA=ON"));
+}
+
+}  // namespace
+
+void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
+void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
+
+}  // namespace deltaic::cuda

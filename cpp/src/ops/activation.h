@@ -19,9 +19,5 @@ namespace cpu {
 void silu_mul(ThreadPool& threads, TensorView gate, TensorView up, TensorView y);
 void sigmoid_mul(ThreadPool& threads, TensorView gate, TensorView x);
 }  // namespace cpu
-namespace cuda {
-void silu_mul(ops::Stream stream, TensorView gate, TensorView up, TensorView y);
-void sigmoid_mul(ops::Stream stream, TensorView gate, TensorView x);
-}  // namespace cuda
 
 }  // namespace deltaic

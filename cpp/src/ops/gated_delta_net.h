@@ -58,18 +58,12 @@ void gated_delta_rule(const Context& ctx, const GdnShape& shape, const GdnProjec
 }  // namespace ops
 
 namespace cpu {
-void causal_conv(ThreadPool& threads, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout, TensorView proj,
-                 TensorView weight, const ops::GdnSequences& sequences, TensorView conv_state, TensorView out);
+void causal_conv(ThreadPool& threads, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
+                 TensorView proj, TensorView weight, const ops::GdnSequences& sequences, TensorView conv_state,
+                 TensorView out);
 void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
                       TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
                       const ops::GdnSequences& sequences, TensorView temporal, TensorView out);
 }  // namespace cpu
-namespace cuda {
-void causal_conv(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout, TensorView proj,
-                 TensorView weight, const ops::GdnSequences& sequences, TensorView conv_state, TensorView out);
-void gated_delta_rule(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
-                      TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
-                      const ops::GdnSequences& sequences, TensorView temporal, TensorView out);
-}  // namespace cuda
 
 }  // namespace deltaic

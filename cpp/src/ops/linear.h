@@ -17,14 +17,14 @@ struct LinearOptions {
 //   y       [num_tokens, out_features]  f32 (CPU); rows contiguous, any row stride; must not overlap x
 // The order in which one element is summed does not depend on num_tokens: a row gives the same bits in any batch.
 void linear(const Context& ctx, TensorView x, const Weight& weight, const LinearOptions& options, TensorView y);
-inline void linear(const Context& ctx, TensorView x, const Weight& weight, TensorView y) { linear(ctx, x, weight, {}, y); }
+inline void linear(const Context& ctx, TensorView x, const Weight& weight, TensorView y) {
+  linear(ctx, x, weight, {}, y);
+}
 }  // namespace ops
 
 namespace cpu {
-void linear(ThreadPool& threads, TensorView x, const ops::Weight& weight, const ops::LinearOptions& options, TensorView y);
-}
-namespace cuda {
-void linear(ops::Stream stream, TensorView x, const ops::Weight& weight, const ops::LinearOptions& options, TensorView y);
+void linear(ThreadPool& threads, TensorView x, const ops::Weight& weight, const ops::LinearOptions& options,
+            TensorView y);
 }
 
 }  // namespace deltaic

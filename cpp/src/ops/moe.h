@@ -23,9 +23,10 @@ struct ExpertWeights {
 // y[t, :] += sum over j of weights[t, j] * SwiGLU_{expert_ids[t, j]}(x[t, :]), summed in the order j = 0, 1, ...
 //   x, y     [num_tokens, hidden] f32 (CPU)
 //   scratch  at least moe_scratch_bytes(...) bytes, of the same device
-void moe_experts(const Context& ctx, TensorView x, const ExpertWeights& experts, TensorView expert_ids, TensorView weights,
-                 TensorView scratch, TensorView y);
-std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t hidden, std::int64_t intermediate);
+void moe_experts(const Context& ctx, TensorView x, const ExpertWeights& experts, TensorView expert_ids,
+                 TensorView weights, TensorView scratch, TensorView y);
+std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t hidden,
+                              std::int64_t intermediate);
 
 // y[t, :] += sigmoid(gate[t]) * x[t, :]   (the shared expert)
 //   gate  [num_tokens, 1]; x, y [num_tokens, hidden]
@@ -39,11 +40,5 @@ void moe_experts(ThreadPool& threads, TensorView x, const ops::ExpertWeights& ex
                  TensorView weights, TensorView scratch, TensorView y);
 void add_sigmoid_scaled(ThreadPool& threads, TensorView gate, TensorView x, TensorView y);
 }  // namespace cpu
-namespace cuda {
-void moe_router(ops::Stream stream, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights);
-void moe_experts(ops::Stream stream, TensorView x, const ops::ExpertWeights& experts, TensorView expert_ids,
-                 TensorView weights, TensorView scratch, TensorView y);
-void add_sigmoid_scaled(ops::Stream stream, TensorView gate, TensorView x, TensorView y);
-}  // namespace cuda
 
 }  // namespace deltaic

@@ -27,8 +27,5 @@ void paged_attention(const Context& ctx, const PagedAttentionArgs& args);
 namespace cpu {
 void paged_attention(ThreadPool& threads, const ops::PagedAttentionArgs& args);
 }
-namespace cuda {
-void paged_attention(ops::Stream stream, const ops::PagedAttentionArgs& args);
-}
 
 }  // namespace deltaic

@@ -14,20 +14,20 @@ namespace ops {
 
 // What rotary embedding needs of a model, computed once: frequencies in f32 as transformers computes them.
 struct RotaryTable {
-  int rotary_dim = 0;               // channels that rotate; pairs are (j, j + rotary_dim / 2)
-  std::vector<float> inv_freq;      // [rotary_dim / 2]
-  std::vector<std::uint8_t> stream; // [rotary_dim / 2] which position stream frequency j uses: 0, 1 or 2
-  float attention_factor = 1.0F;    // cos and sin are multiplied by it (yarn)
+  int rotary_dim = 0;                // channels that rotate; pairs are (j, j + rotary_dim / 2)
+  std::vector<float> inv_freq;       // [rotary_dim / 2]
+  std::vector<std::uint8_t> stream;  // [rotary_dim / 2] which position stream frequency j uses: 0, 1 or 2
+  float attention_factor = 1.0F;     // cos and sin are multiplied by it (yarn)
 };
 // model-spec section 7.
 RotaryTable make_rotary_table(const ModelConfig& model);
 
 struct QkNormRopeArgs {
-  TensorView q;             // [num_tokens, num_heads, head_dim], any token and head stride; normed and rotated in place
-  TensorView k;             // [num_tokens, num_kv_heads, head_dim], likewise
-  TensorView v;             // [num_tokens, num_kv_heads, head_dim]
-  TensorView q_norm_weight; // [head_dim] f32
-  TensorView k_norm_weight; // [head_dim] f32
+  TensorView q;  // [num_tokens, num_heads, head_dim], any token and head stride; normed and rotated in place
+  TensorView k;  // [num_tokens, num_kv_heads, head_dim], likewise
+  TensorView v;  // [num_tokens, num_kv_heads, head_dim]
+  TensorView q_norm_weight;  // [head_dim] f32
+  TensorView k_norm_weight;  // [head_dim] f32
   float eps = 1e-6F;
   const RotaryTable* rotary = nullptr;
   TensorView positions;     // [num_streams, num_tokens] i64 with 1 or 3 streams
@@ -42,9 +42,6 @@ void qk_norm_rope(const Context& ctx, const QkNormRopeArgs& args);
 
 namespace cpu {
 void qk_norm_rope(ThreadPool& threads, const ops::QkNormRopeArgs& args);
-}
-namespace cuda {
-void qk_norm_rope(ops::Stream stream, const ops::QkNormRopeArgs& args);
 }
 
 }  // namespace deltaic
