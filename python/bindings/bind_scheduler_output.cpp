@@ -1,0 +1,73 @@
+#include <deltaic/scheduler_output.h>
+#include <pybind11/stl.h>
+
+#include "python/bindings/module.h"
+#include "python/bindings/struct.h"
+
+using namespace deltaic;
+
+void bind_scheduler_output(py::module_& m) {
+  Struct<SamplingParams>(m, "SamplingParams", "How a request's tokens are chosen: what the core needs of it.")
+      .field("temperature", &SamplingParams::temperature)
+      .field("top_p", &SamplingParams::top_p)
+      .field("top_k", &SamplingParams::top_k)
+      .field("min_p", &SamplingParams::min_p)
+      .field("presence_penalty", &SamplingParams::presence_penalty)
+      .field("frequency_penalty", &SamplingParams::frequency_penalty)
+      .field("repetition_penalty", &SamplingParams::repetition_penalty)
+      .field("seed", &SamplingParams::seed)
+      .field("logprobs", &SamplingParams::logprobs)
+      .field("prompt_logprobs", &SamplingParams::prompt_logprobs)
+      .field("logit_bias", &SamplingParams::logit_bias)
+      .field("allowed_token_ids", &SamplingParams::allowed_token_ids)
+      .field("bad_words", &SamplingParams::bad_words)
+      .field("min_tokens", &SamplingParams::min_tokens)
+      .field("stop_token_ids", &SamplingParams::stop_token_ids);
+
+  Struct<NewRequestData>(m, "NewRequestData", "A request that the runner has not seen, or that comes back.")
+      .field("req_id", &NewRequestData::req_id)
+      .field("prompt_token_ids", &NewRequestData::prompt_token_ids)
+      .field("sampling_params", &NewRequestData::sampling_params)
+      .field("block_ids", &NewRequestData::block_ids)
+      .field("num_computed_tokens", &NewRequestData::num_computed_tokens)
+      .field("prefill_token_ids", &NewRequestData::prefill_token_ids);
+
+  Struct<CachedRequestData>(m, "CachedRequestData", "What changed for the requests that the runner knows.")
+      .field("req_ids", &CachedRequestData::req_ids)
+      .field("num_computed_tokens", &CachedRequestData::num_computed_tokens)
+      .field("num_output_tokens", &CachedRequestData::num_output_tokens)
+      .field("new_block_ids", &CachedRequestData::new_block_ids)
+      .field("resumed_req_ids", &CachedRequestData::resumed_req_ids);
+
+  py::enum_<StateCopyKind>(m, "StateCopyKind", "Which way a state copy goes.")
+      .value("hit", StateCopyKind::hit, "snapshot slot to running slot, before the forward")
+      .value("snapshot", StateCopyKind::snapshot, "running slot to snapshot slot, after the forward");
+  Struct<StateCopy>(m, "StateCopy", "One copy of a request's recurrent state from or to a snapshot slot.")
+      .field("req_id", &StateCopy::req_id)
+      .field("kind", &StateCopy::kind)
+      .field("snapshot_slot", &StateCopy::snapshot_slot)
+      .field("num_tokens", &StateCopy::num_tokens);
+
+  Struct<SchedulerOutput>(m, "SchedulerOutput", "What one step runs.")
+      .field("scheduled_new_reqs", &SchedulerOutput::scheduled_new_reqs)
+      .field("scheduled_cached_reqs", &SchedulerOutput::scheduled_cached_reqs)
+      .field("num_scheduled_tokens", &SchedulerOutput::num_scheduled_tokens)
+      .field("total_num_scheduled_tokens", &SchedulerOutput::total_num_scheduled_tokens)
+      .field("scheduled_spec_decode_tokens", &SchedulerOutput::scheduled_spec_decode_tokens)
+      .field("finished_req_ids", &SchedulerOutput::finished_req_ids)
+      .field("preempted_req_ids", &SchedulerOutput::preempted_req_ids)
+      .field("state_copies", &SchedulerOutput::state_copies);
+
+  Struct<TokenLogprobs>(m, "TokenLogprobs", "Raw log probabilities of one position: the token itself first, then the best.")
+      .field("token_ids", &TokenLogprobs::token_ids)
+      .field("logprobs", &TokenLogprobs::logprobs)
+      .field("rank", &TokenLogprobs::rank);
+
+  Struct<ModelRunnerOutput>(m, "ModelRunnerOutput", "The sampled tokens of one step.")
+      .field("req_ids", &ModelRunnerOutput::req_ids)
+      .field("req_id_to_index", &ModelRunnerOutput::req_id_to_index)
+      .field("sampled_token_ids", &ModelRunnerOutput::sampled_token_ids)
+      .field("logprobs", &ModelRunnerOutput::logprobs)
+      .field("prompt_logprobs", &ModelRunnerOutput::prompt_logprobs)
+      .field("failed_req_ids", &ModelRunnerOutput::failed_req_ids);
+}

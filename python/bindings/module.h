@@ -1,0 +1,12 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+// One a file. They convert and call; what has a meaning is decided in the core or in Python.
+void bind_tensor(py::module_& m);
+void bind_config(py::module_& m);
+void bind_scheduler_output(py::module_& m);
+void bind_cache(py::module_& m);
+void bind_runner(py::module_& m);

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "python/bindings/module.h"
+
+// Binds a plain struct: each field readable and writable, and a constructor that takes fields by keyword and refuses a
+// name that does not exist. Containers are copied when read, so set them whole.
+template <class T>
+class Struct {
+ public:
+  Struct(py::module_& m, const char* name, const char* doc) : class_(m, name, doc) {
+    class_.def(py::init([](const py::kwargs& fields) {
+      T value{};
+      py::object self = py::cast(&value, py::return_value_policy::reference);
+      for (const auto& [key, field] : fields) {
+        if (!py::hasattr(self, key)) {
+          const std::string message = py::str("{} has no field {!r}").format(py::type::of<T>().attr("__name__"), key);
+          throw py::type_error(message);
+        }
+        py::setattr(self, key, field);
+      }
+      return value;
+    }));
+  }
+
+  template <class Field>
+  Struct& field(const char* name, Field T::*member) {
+    class_.def_readwrite(name, member);
+    return *this;
+  }
+
+  py::class_<T>& class_object() { return class_; }
+
+ private:
+  py::class_<T> class_;
+};
