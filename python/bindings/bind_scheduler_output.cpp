@@ -58,7 +58,8 @@ void bind_scheduler_output(py::module_& m) {
       .field("preempted_req_ids", &SchedulerOutput::preempted_req_ids)
       .field("state_copies", &SchedulerOutput::state_copies);
 
-  Struct<TokenLogprobs>(m, "TokenLogprobs", "Raw log probabilities of one position: the token itself first, then the best.")
+  Struct<TokenLogprobs>(m, "TokenLogprobs",
+                        "Raw log probabilities of one position: the token itself first, then the best.")
       .field("token_ids", &TokenLogprobs::token_ids)
       .field("logprobs", &TokenLogprobs::logprobs)
       .field("rank", &TokenLogprobs::rank);

@@ -28,7 +28,7 @@ class Struct {
   }
 
   template <class Field>
-  Struct& field(const char* name, Field T::*member) {
+  Struct& field(const char* name, Field T::* member) {
     class_.def_readwrite(name, member);
     return *this;
   }
