@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Everything that is too long for CI: the test command, sanitizers, debug checks, clang-tidy, slow tests, the C++ example
+# against an installed tree. Run it before an issue is resolved.
+source "$(dirname "$0")/setup.sh"
+
+section() { echo; echo "== $1 ($(date +%T))"; }
+
+scripts/test.sh
+
+section "AddressSanitizer and UndefinedBehaviorSanitizer"
+cmake --preset asan
+cmake --build --preset asan
+ctest --preset asan
+
+section "debug build: the caches check the token count of every slot"
+cmake --preset debug
+cmake --build --preset debug
+ctest --preset debug
+
+section "slow Python tests"
+python -m pytest tests_py -m slow
+
+section "clang-tidy"
+if ! command -v clang-tidy >/dev/null; then pip_install clang-tidy==21.1.6; fi
+git ls-files 'cpp/src/*.cpp' | grep -v _cpu.cpp | xargs clang-tidy --quiet -p build/debug
+
+section "the C++ example against an installed tree"
+scripts/check_embedding.sh
