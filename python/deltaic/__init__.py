@@ -1,5 +1,15 @@
 """A native inference engine for hybrid language models: Gated DeltaNet and full attention."""
 
 from deltaic._core import __version__
+from deltaic.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from deltaic.sampling_params import RequestOutputKind, SamplingParams
 
-__all__ = ["__version__"]
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
