@@ -1,0 +1,181 @@
+"""Text to token ids and back, from a checkpoint's tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _Backend
+
+from deltaic import _core
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Tokenizer:
+    """A byte-level tokenizer: each token id stands for a fixed string of bytes.
+
+    `folder` is a checkpoint folder. ValueError when its tokenizer.json is missing or cannot be read, Unsupported when
+    its tokens are not bytes (its decoder is not ByteLevel).
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        path = folder / TOKENIZER_FILE
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist: without it a model takes and returns token ids only")
+        try:
+            self._backend = _Backend.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for any content it cannot use
+            raise ValueError(f"{path} cannot be read: {_one_line(error)}") from error
+        decoder = json.loads(path.read_text(encoding="utf-8")).get("decoder")
+        if not _is_byte_level(decoder):
+            kind = decoder.get("type") if isinstance(decoder, Mapping) else decoder
+            raise _core.Unsupported(f"{path} has the decoder {kind!r}; deltaic reads byte-level tokenizers (ByteLevel)")
+        self.config = read_json(folder / "tokenizer_config.json")
+        self._added = {i: token.content for i, token in self._backend.get_added_tokens_decoder().items()}
+        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
+        self._special_ids = frozenset(i for i, content in self._added.items() if content in special)
+        self._bytes: dict[int, bytes] = {}
+        self.eos_token_id = self.token_to_id(_content(self.config.get("eos_token")))
+        self.bos_token_id = self.token_to_id(_content(self.config.get("bos_token")))
+        self.pad_token_id = self.token_to_id(_content(self.config.get("pad_token")))
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens, added ones included; the model's logits may be padded beyond it."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """Return the named special tokens, as chat templates read them."""
+        names = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+        return {name: token for name in names if (token := _content(self.config.get(name))) is not None}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`; special tokens written out in it become their ids.
+
+        ValueError for a lone surrogate, which has no UTF-8.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text holds a lone surrogate at character {error.start}, which is not text") from None
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return b"".join(self.token_bytes(i) for i in token_ids if i not in skipped).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for; none for an id of the padding behind the vocabulary."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = _to_bytes(self.id_to_token(token_id))
+        return known
+
+    def token_to_id(self, token: str | None) -> int | None:
+        return None if token is None else self._backend.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the token as the vocabulary spells it; None for an id without one."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+
+    def bad_words_token_ids(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token sequences that write `words`, each at the start of a text and after a space."""
+        sequences: list[list[int]] = []
+        for i, word in enumerate(words):
+            bare = self.encode(word.lstrip(), add_special_tokens=False)
+            if not bare:
+                raise ValueError(f"bad_words[{i}] must hold more than spaces, got {word!r}")
+            spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+            sequences.append(bare)
+            if spaced[-len(bare) :] != bare:  # else the first sequence covers it
+                sequences.append(spaced)
+        return sequences
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """Return the folder's tokenizer; None when it has no tokenizer.json."""
+    return Tokenizer(folder) if (Path(folder) / TOKENIZER_FILE).is_file() else None
+
+
+def eos_token_ids(folder: str | Path, tokenizer: Tokenizer | None) -> list[int]:
+    """Return the end-of-sequence ids of a checkpoint folder, sorted.
+
+    generation_config.json decides, else config.json; the tokenizer's eos_token always belongs to them.
+    """
+    folder = Path(folder)
+    generation = read_json(folder / "generation_config.json")
+    config = read_json(folder / "config.json")
+    found: set[int] = set()
+    for source in (generation, config.get("text_config") or {}, config):
+        if (value := source.get("eos_token_id")) is not None:
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(i) is int and i >= 0 for i in ids):
+                raise ValueError(f"eos_token_id of {folder} must be a token id or a list of them, got {value!r}")
+            found.update(ids)
+            break
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return sorted(found)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, {} when the file does not exist; ValueError when it holds anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {_one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _content(token: object) -> str | None:
+    """Return a token's text; tokenizer_config.json writes a string or an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _is_byte_level(decoder: object) -> bool:
+    if not isinstance(decoder, Mapping):
+        return False
+    if decoder.get("type") == "Sequence":
+        decoders = decoder.get("decoders") or []
+        return len(decoders) == 1 and _is_byte_level(decoders[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's character for each byte: printable bytes are themselves, the others follow from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _to_bytes(token: str | None) -> bytes:
+    """Return the bytes of a token; one with a character outside the byte alphabet stands for itself."""
+    if token is None:
+        return b""
+    try:
+        return bytes(_BYTE_OF[char] for char in token)
+    except KeyError:
+        return token.encode("utf-8")
