@@ -1,5 +1,6 @@
 // Every CUDA entry point of a build without CUDA: a clear Unsupported. Compiled instead of cuda/.
 #include "cpp/src/check.h"
+#include "cpp/src/ops/batch_memcpy.h"
 #include "cpp/src/ops/rms_norm.h"
 
 namespace deltaic::cuda {
@@ -12,6 +13,7 @@ namespace {
 
 }  // namespace
 
+void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
 

@@ -15,8 +15,8 @@ struct Stream {
 
 // Where an op runs. On the CPU ops run at once, on all of `threads`; on CUDA they enqueue on `stream`.
 struct Context {
-  Device device;
-  Stream stream;
+  Device device{};
+  Stream stream{};
   ThreadPool* threads = nullptr;
 };
 

@@ -1,0 +1,144 @@
+// Byte copies by one block of threads: 16-byte stores, and 16-byte loads where source and destination agree mod 16.
+// Otherwise a vector is put together from aligned 4-byte loads. Nothing outside [src, src + size) is read.
+#pragma once
+
+#include <cstdint>
+
+namespace deltaic::cuda {
+
+constexpr int kCopyThreads = 256;
+constexpr int kCopyUnroll = 4;  // independent 16-byte vectors in flight a thread
+constexpr std::int64_t kTileVectors = kCopyThreads * kCopyUnroll;
+constexpr std::int64_t kTileBytes = kTileVectors * 16;
+
+struct Bytes {
+  const char* src;
+  char* dst;
+  std::int64_t size;
+};
+
+__device__ inline bool overlaps(const Bytes& copy) {
+  const auto src = reinterpret_cast<std::uint64_t>(copy.src), dst = reinterpret_cast<std::uint64_t>(copy.dst);
+  return (src > dst ? src - dst : dst - src) < static_cast<std::uint64_t>(copy.size);
+}
+
+// Tiles that copy_tile() needs for a copy of any alignment.
+__host__ __device__ constexpr std::int64_t num_copy_tiles(std::int64_t size) {
+  return (size + kTileBytes - 1) / kTileBytes;
+}
+
+// A copy, cut into `head` bytes, then `num_vectors` vectors whose destination is 16-byte aligned, then the rest.
+struct VectorCopy {
+  const char* src;  // of the first vector
+  char* dst;
+  std::int64_t head, num_vectors;
+  int shift;     // source address mod 4
+  bool aligned;  // the source is 16-byte aligned too
+
+  __device__ explicit VectorCopy(const Bytes& copy) {
+    head = static_cast<std::int64_t>(-reinterpret_cast<std::uint64_t>(copy.dst) & 15);
+    shift = static_cast<int>((reinterpret_cast<std::uint64_t>(copy.src) + static_cast<std::uint64_t>(head)) & 3);
+    if (head < shift) head += 16;  // the first vector's aligned loads start within the source
+    src = copy.src + head;
+    dst = copy.dst + head;
+    aligned = (reinterpret_cast<std::uint64_t>(src) & 15) == 0;
+    // A shifted vector reads up to the next 4-byte boundary.
+    const std::int64_t readable = copy.size - head - (shift == 0 ? 0 : 4 - shift);
+    num_vectors = readable < 16 ? 0 : readable / 16;
+    if (num_vectors == 0) head = copy.size < head ? copy.size : head;
+  }
+
+  template <bool kAligned>
+  __device__ uint4 load(std::int64_t vector) const {
+    if constexpr (kAligned) {
+      return *reinterpret_cast<const uint4*>(src + vector * 16);
+    } else {
+      const auto* words = reinterpret_cast<const unsigned*>(src + vector * 16 - shift);
+      const unsigned w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
+      const unsigned w4 = shift == 0 ? 0U : words[4];
+      const unsigned bits = static_cast<unsigned>(shift) * 8;
+      return {__funnelshift_r(w0, w1, bits), __funnelshift_r(w1, w2, bits), __funnelshift_r(w2, w3, bits),
+              __funnelshift_r(w3, w4, bits)};
+    }
+  }
+
+  __device__ void store(std::int64_t vector, uint4 value) const {
+    *reinterpret_cast<uint4*>(dst + vector * 16) = value;
+  }
+};
+
+// Copies tile `tile` of a copy that does not overlap itself. Tile 0 also copies the bytes before and after the vectors.
+__device__ inline void copy_tile(const Bytes& copy, std::int64_t tile) {
+  const VectorCopy plan(copy);
+  const auto vectors = [&]<bool kAligned>() {
+    const std::int64_t first = tile * kTileVectors + threadIdx.x;
+    uint4 value[kCopyUnroll];
+    if ((tile + 1) * kTileVectors <= plan.num_vectors) {
+#pragma unroll
+      for (int i = 0; i < kCopyUnroll; ++i) value[i] = plan.load<kAligned>(first + i * kCopyThreads);
+#pragma unroll
+      for (int i = 0; i < kCopyUnroll; ++i) plan.store(first + i * kCopyThreads, value[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopyUnroll; ++i)
+        if (first + i * kCopyThreads < plan.num_vectors) value[i] = plan.load<kAligned>(first + i * kCopyThreads);
+#pragma unroll
+      for (int i = 0; i < kCopyUnroll; ++i)
+        if (first + i * kCopyThreads < plan.num_vectors) plan.store(first + i * kCopyThreads, value[i]);
+    }
+  };
+  if (plan.aligned)
+    vectors.template operator()<true>();
+  else
+    vectors.template operator()<false>();
+  if (tile != 0) return;
+  const std::int64_t tail = plan.head + plan.num_vectors * 16;
+  if (threadIdx.x < plan.head) copy.dst[threadIdx.x] = copy.src[threadIdx.x];
+  if (tail + threadIdx.x < copy.size) copy.dst[tail + threadIdx.x] = copy.src[tail + threadIdx.x];
+}
+
+// A copy that overlaps itself, whole, by one block: pieces in the direction of the move (up when dst < src, else
+// down), each loaded by all threads, a barrier, stored. Stores of a piece reach no byte that a later piece loads, so
+// one barrier a piece is enough. Every thread of the block must call it.
+__device__ inline void move_overlapping(const Bytes& copy) {
+  const VectorCopy plan(copy);
+  const bool up = copy.dst < copy.src;
+  const std::int64_t tail = plan.head + plan.num_vectors * 16;
+
+  const auto bytes = [&](std::int64_t begin, std::int64_t end) {  // at most kCopyThreads
+    const std::int64_t at = begin + threadIdx.x;
+    char value = 0;
+    if (at < end) value = copy.src[at];
+    __syncthreads();
+    if (at < end) copy.dst[at] = value;
+  };
+  const auto vectors = [&]<bool kAligned>() {
+    const std::int64_t num_pieces = (plan.num_vectors + kTileVectors - 1) / kTileVectors;
+    for (std::int64_t i = 0; i < num_pieces; ++i) {
+      const std::int64_t first = (up ? i : num_pieces - 1 - i) * kTileVectors + threadIdx.x;
+      uint4 value[kCopyUnroll];
+#pragma unroll
+      for (int j = 0; j < kCopyUnroll; ++j)
+        if (first + j * kCopyThreads < plan.num_vectors) value[j] = plan.load<kAligned>(first + j * kCopyThreads);
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kCopyUnroll; ++j)
+        if (first + j * kCopyThreads < plan.num_vectors) plan.store(first + j * kCopyThreads, value[j]);
+    }
+  };
+
+  if (up)
+    bytes(0, plan.head);
+  else
+    bytes(tail, copy.size);
+  if (plan.aligned)
+    vectors.template operator()<true>();
+  else
+    vectors.template operator()<false>();
+  if (up)
+    bytes(tail, copy.size);
+  else
+    bytes(0, plan.head);
+}
+
+}  // namespace deltaic::cuda
