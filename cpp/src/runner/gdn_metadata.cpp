@@ -1,0 +1,50 @@
+#include "cpp/src/runner/gdn_metadata.h"
+
+#include "cpp/src/check.h"
+
+namespace deltaic {
+
+void validate_gdn_state_indices(std::span<const std::int32_t> indices, int required, int num_slots) {
+  DELTAIC_CHECK(required >= 0 && indices.size() >= static_cast<std::size_t>(required),
+                "GDN state indices: ", indices.size(), " entries, ", required, " rows need one; row ", indices.size(),
+                " has none");
+  constexpr int kNoRow = -1;
+  std::vector<int> owner(static_cast<std::size_t>(num_slots > 0 ? num_slots : 0), kNoRow);
+  for (std::size_t row = 0; row < indices.size(); ++row) {
+    const std::int32_t index = indices[row];
+    if (index == -1) continue;
+    DELTAIC_CHECK(index >= 0, "GDN state index of row ", row, " is ", index,
+                  "; the only negative index is -1, for padding");
+    DELTAIC_CHECK(index < num_slots, "GDN state index of row ", row, " is ", index, ", but there are ", num_slots,
+                  " slots");
+    int& first = owner[static_cast<std::size_t>(index)];
+    DELTAIC_CHECK(first == kNoRow, "GDN state index of row ", row, " is ", index, ", which row ", first, " has too");
+    first = static_cast<int>(row);
+  }
+}
+
+void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes,
+                        std::span<const std::int32_t> query_start_loc, int num_slots, GdnMetadata& metadata) {
+  GdnMetadataView& view = metadata.view;
+  view.num_decodes = num_decodes;
+  view.num_prefills = num_rows - num_decodes;
+  view.num_decode_tokens = query_start_loc[static_cast<std::size_t>(num_decodes)];
+  view.num_prefill_tokens = query_start_loc[static_cast<std::size_t>(num_rows)] - view.num_decode_tokens;
+  view.state_indices.clear();
+  view.has_initial_state.clear();
+  metadata.has_initial_state.clear();
+  for (int i = 0; i < num_rows; ++i) {
+    const BatchRow& row = batch.row(i);
+    const bool has_initial_state = row.num_computed_tokens > 0;
+    view.state_indices.push_back(row.state_slot);
+    view.has_initial_state.push_back(has_initial_state);
+    metadata.has_initial_state.push_back(has_initial_state ? 1 : 0);
+  }
+  validate_gdn_state_indices(view.state_indices, num_rows, num_slots);
+  view.prefill_state_indices.assign(view.state_indices.begin() + num_decodes, view.state_indices.end());
+  view.prefill_query_start_loc.clear();
+  for (int i = num_decodes; i <= num_rows; ++i)
+    view.prefill_query_start_loc.push_back(query_start_loc[static_cast<std::size_t>(i)] - view.num_decode_tokens);
+}
+
+}  // namespace deltaic

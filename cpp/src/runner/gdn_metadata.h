@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <deltaic/runner.h>
+
+#include "cpp/src/runner/input_batch.h"
+
+namespace deltaic {
+
+// What the GDN layers of a step need: the view that tests read, and has_initial_state as the ops take it.
+struct GdnMetadata {
+  GdnMetadataView view;
+  std::vector<std::uint8_t> has_initial_state;  // [num_rows]
+};
+
+// Of the first num_rows rows, in row order: num_decodes of them are decodes and come first, the others are prefills.
+// has_initial_state = computed > 0. Every row must own a state slot; the indices are validated against num_slots.
+//   query_start_loc  [num_rows + 1] of the step
+void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes,
+                        std::span<const std::int32_t> query_start_loc, int num_slots, GdnMetadata& metadata);
+
+}  // namespace deltaic

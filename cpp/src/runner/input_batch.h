@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <deltaic/scheduler_output.h>
+
+#include "cpp/src/runner/block_table.h"
+
+namespace deltaic {
+
+// All that a live request owns in the batch, but its block-table rows and its last sampled token.
+struct BatchRow {
+  std::string req_id;
+  std::vector<std::int32_t> token_ids;  // known tokens: prompt, then output
+  int num_prompt_tokens = 0;
+  int prefill_length = 0;  // tokens known at admission: prompt, and output when the request comes back
+  int num_computed_tokens = 0;
+  int num_scheduled_tokens = 0;  // of the current step; 0: the request does not run
+  int num_draft_tokens = 0;      // of num_scheduled_tokens
+  int num_accepted_tokens = 1;
+  int state_slot = -1;  // its first running slot; -1: none yet
+  SamplingParams sampling_params;
+  std::uint64_t seed = 0;
+  bool is_seeded = false;  // by the user; else seed was drawn for this request
+
+  int num_tokens() const { return static_cast<int>(token_ids.size()); }
+  int num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
+  int seq_len() const { return num_computed_tokens + num_scheduled_tokens; }
+  // The step does not reach the newest known token: nothing is sampled.
+  bool is_partial_prefill() const { return seq_len() < num_tokens(); }
+  std::span<const std::int32_t> prompt_token_ids() const {
+    return std::span(token_ids).first(static_cast<std::size_t>(num_prompt_tokens));
+  }
+  std::span<const std::int32_t> output_token_ids() const {
+    return std::span(token_ids).subspan(static_cast<std::size_t>(num_prompt_tokens));
+  }
+};
+
+// How the rows are sampled, as arrays by row.
+struct SamplingMetadata {
+  std::vector<float> temperature;  // 0: greedy
+  std::vector<float> top_p;
+  std::vector<int> top_k;  // the vocabulary size when off
+  std::vector<float> min_p;
+  std::map<int, std::uint64_t> generators;  // row -> seed, of rows that the user seeded
+  bool all_greedy = true;
+};
+
+// The rows of the running batch, kept from step to step. Rows [0, num_reqs) are live once condense() has run.
+class InputBatch {
+ public:
+  // row_strides: entries of a block-table row, one a KV-cache group.
+  InputBatch(int max_num_reqs, std::span<const std::int64_t> row_strides);
+
+  int num_reqs() const { return static_cast<int>(index_.size()); }
+  int max_num_reqs() const { return static_cast<int>(rows_.size()); }
+  std::vector<std::string> req_ids() const;  // in row order
+  const std::unordered_map<std::string, int>& req_id_to_index() const { return index_; }
+  // The row of a request; -1 when it is not live.
+  int find(const std::string& req_id) const;
+
+  const BatchRow& row(int row) const { return rows_[static_cast<std::size_t>(row)]; }
+  BatchRow& row(int row) { return rows_[static_cast<std::size_t>(row)]; }
+  int num_tokens(int row) const { return this->row(row).num_tokens(); }
+  std::span<const std::int32_t> token_ids(int row) const { return this->row(row).token_ids; }
+  int num_groups() const { return static_cast<int>(block_tables_.size()); }
+  const BlockTable& block_table(int group) const { return block_tables_[static_cast<std::size_t>(group)]; }
+  BlockTable& block_table(int group) { return block_tables_[static_cast<std::size_t>(group)]; }
+
+  // [max_num_reqs]: the token that each row sampled last. What a step with async_input_combine reads.
+  std::span<const std::int32_t> last_sampled_tokens() const { return last_sampled_tokens_; }
+
+  // Puts a request into the lowest hole, or behind the last row, and returns the row. `row.req_id` must not be live
+  // and a row must be free: the caller has checked. Nothing of the row's former owner is left.
+  int add(BatchRow row, std::span<const std::vector<int>> block_ids);
+  // Takes a live request out and returns its row data. The row becomes a hole: its block-table entries are null.
+  BatchRow remove(int row);
+  // Moves the last live row into the lowest hole until there is none.
+  void condense();
+  // Exchanges everything that belongs to two live rows.
+  void swap(int a, int b);
+  // Writes a sampled token behind the known ones and remembers it as the last.
+  void append_sampled_token(int row, std::int32_t token_id);
+
+  // Of the first num_rows rows.
+  SamplingMetadata make_sampling_metadata(int num_rows, int vocab_size) const;
+  SamplingMetadata make_sampling_metadata(int vocab_size) const {
+    return make_sampling_metadata(num_reqs(), vocab_size);
+  }
+
+ private:
+  std::vector<BatchRow> rows_;
+  std::vector<std::int32_t> last_sampled_tokens_;
+  std::vector<BlockTable> block_tables_;
+  std::unordered_map<std::string, int> index_;
+  std::vector<int> holes_;  // a min-heap
+  int end_ = 0;             // one past the last live row
+};
+
+// A row for a request that enters the batch. Draws a seed when the user gave none.
+BatchRow make_batch_row(const NewRequestData& request);
+
+}  // namespace deltaic
