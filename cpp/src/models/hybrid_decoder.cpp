@@ -1,0 +1,141 @@
+#include "cpp/src/models/hybrid_decoder.h"
+
+#include <algorithm>
+
+#include "cpp/src/check.h"
+#include "cpp/src/models/decoder_weights.h"
+#include "cpp/src/ops/embedding.h"
+#include "cpp/src/ops/linear.h"
+#include "cpp/src/ops/rms_norm.h"
+
+namespace deltaic {
+
+struct HybridDecoder::Impl {
+  ModelConfig config;
+  std::shared_ptr<const DecoderWeights> weights;
+  ops::Context ctx;
+  std::int64_t max_num_tokens;
+  ops::RotaryTable rotary;
+  Tensor residual;      // [max_num_tokens, hidden_size]: the sum that every layer adds to
+  Tensor normed;        // [max_num_tokens, hidden_size]: what a layer reads, and at the end the hidden states
+  Workspace workspace;  // of the layer that runs
+
+  float eps() const { return static_cast<float>(config.rms_norm_eps); }
+  void check(const ForwardInputs& inputs, const CacheViews& caches) const;
+};
+
+namespace {
+
+std::size_t workspace_bytes(const DecoderWeights& weights, std::int64_t num_tokens) {
+  std::size_t most = 0;
+  const auto measure = [&](const auto& layer) {
+    Workspace workspace;
+    layer.take_buffers(workspace, num_tokens);
+    most = std::max(most, workspace.num_taken_bytes());
+  };
+  for (const DecoderLayer& layer : weights.layers) {
+    std::visit(measure, layer.mixer);
+    std::visit(measure, layer.feed_forward);
+  }
+  return most;
+}
+
+}  // namespace
+
+HybridDecoder::HybridDecoder(const ModelConfig& config, std::shared_ptr<const DecoderWeights> weights,
+                             const ops::Context& ctx, int max_num_tokens) {
+  DELTAIC_CHECK(max_num_tokens > 0, "max_num_tokens is ", max_num_tokens, ", it must be above 0");
+  if (ctx.device.type != DeviceType::cpu) throw Unsupported("HybridDecoder runs on the CPU");
+  const std::size_t num_bytes = workspace_bytes(*weights, max_num_tokens);
+  impl_ = std::make_unique<Impl>(Impl{.config = config,
+                                      .weights = std::move(weights),
+                                      .ctx = ctx,
+                                      .max_num_tokens = max_num_tokens,
+                                      .rotary = ops::make_rotary_table(config),
+                                      .residual = Tensor(DType::f32, {max_num_tokens, config.hidden_size}, ctx.device),
+                                      .normed = Tensor(DType::f32, {max_num_tokens, config.hidden_size}, ctx.device),
+                                      .workspace = Workspace(num_bytes, ctx.device)});
+}
+
+HybridDecoder::~HybridDecoder() = default;
+HybridDecoder::HybridDecoder(HybridDecoder&&) noexcept = default;
+HybridDecoder& HybridDecoder::operator=(HybridDecoder&&) noexcept = default;
+
+void HybridDecoder::Impl::check(const ForwardInputs& inputs, const CacheViews& caches) const {
+  DELTAIC_CHECK(inputs.input_ids.rank == 1 && inputs.input_ids.shape[0] <= max_num_tokens, "a step of ",
+                inputs.input_ids.shape[0], " tokens, the most is ", max_num_tokens);
+  const auto num_attention = static_cast<std::size_t>(config.num_layers_of(LayerKind::full_attention));
+  const auto num_recurrent = static_cast<std::size_t>(config.num_layers_of(LayerKind::linear_attention));
+  DELTAIC_CHECK(caches.attention.size() == num_attention && caches.state.size() == num_recurrent, "caches of ",
+                caches.attention.size(), " attention and ", caches.state.size(), " recurrent layers, the model has ",
+                num_attention, " and ", num_recurrent);
+}
+
+TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews& caches, const Observer& observer) {
+  Impl& self = *impl_;
+  self.check(inputs, caches);
+  const ops::Context& ctx = self.ctx;
+  const std::int64_t num_tokens = inputs.input_ids.shape[0];
+  const TensorView x = self.residual.view().slice(0, num_tokens), h = self.normed.view().slice(0, num_tokens);
+  if (num_tokens == 0) return h;
+  const auto observe = [&](int index, const TensorView& hidden) {
+    if (observer) observer(index, hidden);
+  };
+  const AttentionStep step{.rotary = &self.rotary,
+                           .positions = inputs.positions,
+                           .query_start_loc = inputs.query_start_loc,
+                           .seq_lens = inputs.seq_lens,
+                           .block_table = inputs.block_table,
+                           .slot_mapping = inputs.slot_mapping};
+
+  ops::embedding(ctx, inputs.input_ids, self.weights->embedding, x);
+  observe(0, x);
+  int num_layers = 0;
+  auto attention_cache = caches.attention.begin();
+  auto state_cache = caches.state.begin();
+  for (const DecoderLayer& layer : self.weights->layers) {
+    ops::rms_norm(ctx, x, layer.input_norm.view(), self.eps(), h);
+    self.workspace.reset();
+    if (const auto* attention = std::get_if<Attention>(&layer.mixer)) {
+      attention->forward(ctx, h, step, attention_cache->k, attention_cache->v, self.workspace, x);
+      ++attention_cache;
+    } else {
+      std::get<GatedDeltaNet>(layer.mixer)
+          .forward(ctx, h, inputs.gdn, state_cache->conv, state_cache->temporal, self.workspace, x);
+      ++state_cache;
+    }
+
+    ops::rms_norm(ctx, x, layer.post_attention_norm.view(), self.eps(), h);
+    self.workspace.reset();
+    if (const auto* mlp = std::get_if<Mlp>(&layer.feed_forward))
+      mlp->forward(ctx, h, mlp->take_buffers(self.workspace, num_tokens), /*accumulate=*/true, x);
+    else
+      std::get<Moe>(layer.feed_forward).forward(ctx, h, self.workspace, x);
+    observe(++num_layers, x);
+  }
+  ops::rms_norm(ctx, x, self.weights->final_norm.view(), self.eps(), h);
+  observe(num_layers + 1, h);
+  return h;
+}
+
+void HybridDecoder::compute_logits(const TensorView& hidden_states, std::span<const std::int32_t> row_indices,
+                                   TensorView logits) {
+  Impl& self = *impl_;
+  const auto num_rows = static_cast<std::int64_t>(row_indices.size());
+  DELTAIC_CHECK(logits.rank == 2 && logits.shape[0] == num_rows && logits.shape[1] == self.config.vocab_size,
+                "logits are [", logits.shape[0], ", ", logits.shape[1], "], wanted [", num_rows, ", ",
+                self.config.vocab_size, "]");
+  for (const std::int32_t row : row_indices)
+    DELTAIC_CHECK(0 <= row && row < hidden_states.shape[0], "row ", row, " of ", hidden_states.shape[0],
+                  " hidden states");
+  // Rows are gathered where the residual stream was: it is not needed any more.
+  for (std::int64_t begin = 0; begin < num_rows; begin += self.max_num_tokens) {
+    const std::int64_t end = std::min(begin + self.max_num_tokens, num_rows);
+    const TensorView rows = self.residual.view().slice(0, end - begin);
+    auto* ids = const_cast<std::int32_t*>(row_indices.data() + begin);  // views are not const-correct
+    ops::embedding(self.ctx, make_view(ids, DType::i32, {end - begin}), {.view = hidden_states, .owner = {}}, rows);
+    ops::linear(self.ctx, rows, self.weights->head, logits.slice(begin, end));
+  }
+}
+
+}  // namespace deltaic
