@@ -23,5 +23,6 @@ PYBIND11_MODULE(_core, m) {
   m.attr("__version__") = deltaic::version();
   bind_errors(m);
   bind_tensor(m);
+  bind_config(m);
   bind_scheduler_output(m);
 }
