@@ -84,12 +84,13 @@ struct PrefixHit {
 };
 
 struct CacheStats {
-  std::int64_t num_queries = 0;        // find_prefix calls that led to an admission
+  std::int64_t num_queries = 0;  // find_prefix calls that led to an admission
   std::int64_t num_query_tokens = 0;
   std::int64_t num_hit_tokens = 0;
   std::int64_t num_evicted_blocks = 0;
-  std::int64_t num_snapshots = 0;  // published
-  std::int64_t num_evicted_snapshots = 0;
+  std::int64_t num_snapshots = 0;             // published
+  std::int64_t num_evicted_snapshots = 0;     // to make room, or because their K/V blocks were evicted
+  std::int64_t num_superseded_snapshots = 0;  // given up for a later one of the same request
 };
 
 // Owns the attention blocks and the snapshot slots of one engine, and the prefix index over both. It moves no
@@ -97,7 +98,16 @@ struct CacheStats {
 //
 // Blocks are reference-counted. A block whose tokens are all known and computed is published under a hash of its
 // whole prefix (and the request's cache salt); when its last owner frees it, it stays hittable until LRU eviction.
-// Block 0 is never handed out, so the capacity is num_blocks - 1.
+// A request's blocks are freed last block first, so the tail of a sequence is evicted before its head. Block 0 is never
+// handed out, so the capacity is num_blocks - 1.
+//
+// Snapshots live as long as the block that ends at their token count is hittable, and at most until LRU eviction. A
+// snapshot that a request takes of its own output (past the tokens of add_request) gives up the previous one of that
+// kind, unless a request has hit that: a live request keeps one, and the last one outlives it for the next turn.
+//
+// Order on the device. A step runs its hit copies, then the forward, then its snapshot copies, and steps run in the
+// order they are scheduled. So a slot that a hit of this step reads may be reserved again in this step (the read
+// comes first), and what a step publishes may be hit from the next step on.
 class CacheManager {
  public:
   struct Options {
@@ -115,7 +125,8 @@ class CacheManager {
 
   // Registers a request and its known tokens (prompt, or prompt + output). Throws InvalidArgument for an id that is
   // registered already. The manager keeps its own copy of the tokens.
-  void add_request(const std::string& req_id, std::span<const std::int32_t> token_ids, std::string_view cache_salt = {});
+  void add_request(const std::string& req_id, std::span<const std::int32_t> token_ids,
+                   std::string_view cache_salt = {});
   // Tokens that became known. Throws InvalidArgument for an unknown id (as all below, but remove_request).
   void append_tokens(const std::string& req_id, std::span<const std::int32_t> token_ids);
   // Frees what the request holds and forgets it. An unknown id is ignored.
@@ -133,21 +144,27 @@ class CacheManager {
   // Publishes the full blocks of the first num_computed_tokens tokens, known tokens only. Call it when the step that
   // computes them has been scheduled and no further request is admitted to that step.
   void publish(const std::string& req_id, int num_computed_tokens);
-  // Gives back all blocks (a preemption, or the end); what was published stays hittable. The tokens are kept.
+  // Gives back all blocks and cancels the reserved snapshots (a preemption, or the end); what was published stays
+  // hittable. The tokens are kept.
   void release(const std::string& req_id);
 
-  // A slot for the state after the request's first num_tokens tokens (a multiple of mamba_block_size, all known):
-  // nullopt when the index has that snapshot already or no slot can be evicted. The slot is not hittable before
-  // publish_snapshot, which needs the K/V blocks of the same tokens to be published too; cancel_snapshot gives it back.
+  // A slot for the state after the request's first num_tokens tokens: a multiple of mamba_block_size, within the blocks
+  // it holds; tokens that are not known yet (drafts, a step in flight) are fine. nullopt when the index has that
+  // snapshot, another request has reserved it, or no slot can be evicted; the same slot again when asked again.
   std::optional<int> reserve_snapshot(const std::string& req_id, int num_tokens);
+  // Makes a reserved snapshot hittable. Its tokens must be known and their K/V blocks published. Throws
+  // InvalidArgument without a reservation (as after release).
   void publish_snapshot(const std::string& req_id, int num_tokens);
+  // Gives the slot back. Ignored without a reservation.
   void cancel_snapshot(const std::string& req_id, int num_tokens);
 
   // Blocks for num_tokens tokens can be had when nothing else runs.
   bool can_ever_fit(int num_tokens) const;
-  std::int64_t num_free_blocks() const;   // free or evictable
-  std::int64_t num_total_blocks() const;  // the capacity: num_blocks - 1
-  int num_free_snapshot_slots() const;    // free or evictable
+  std::int64_t num_free_blocks() const;    // free or evictable
+  std::int64_t num_total_blocks() const;   // the capacity: num_blocks - 1
+  int num_free_snapshot_slots() const;     // free or evictable
+  std::int64_t num_cached_blocks() const;  // hittable, in use or not
+  int num_cached_snapshots() const;        // hittable
   const Options& options() const;
   const CacheStats& stats() const;
   // Forgets all cached prefixes. Returns false, changing nothing, while a request holds blocks.
@@ -171,16 +188,35 @@ struct MemoryPlanOptions {
   DType kv_dtype = DType::f32;
   DType conv_state_dtype = DType::f32;
   DType recurrent_state_dtype = DType::f32;
-  std::optional<std::int64_t> num_blocks;        // overrides the division
-  std::optional<int> num_snapshot_slots;         // likewise
+  std::optional<std::int64_t> num_blocks;  // overrides the division
+  std::optional<int> num_snapshot_slots;   // likewise
 };
 
 // The KV-cache groups of a model, without any division of memory (num_blocks is 0): one full-attention group, then
 // one GDN group when the model has such layers.
 KVCacheConfig make_kv_cache_groups(const ModelConfig& model, const MemoryPlanOptions& options);
 
-// Divides memory_bytes: running state slots first, then attention blocks and snapshot slots. Throws OutOfMemory with
-// the numbers when not even one request of max_model_len fits.
+// Divides memory_bytes. First max_num_seqs x (1 + num_speculative_tokens) running state slots, whatever the number of
+// blocks; then the K/V blocks of one request of max_model_len (and block 0). Of what remains, snapshot slots get a
+// quarter, though never more than one for each mamba_block_size tokens of K/V; attention blocks get the rest. Snapshot
+// slots are 0 without prefix caching, without recurrent layers, or when max_model_len <= mamba_block_size (none could
+// be hit). Without prefix caching there are no more blocks than max_num_seqs requests of max_model_len can use. When
+// num_blocks and num_snapshot_slots are both given (num_blocks alone where there are no snapshots), memory_bytes 0
+// means that nothing is checked against it.
+//
+// Throws OutOfMemory with the numbers when not even one request of max_model_len fits, InvalidArgument for options out
+// of range, Unsupported for a model without full attention.
 KVCacheConfig plan_kv_cache(const ModelConfig& model, const MemoryPlanOptions& options);
+
+// What a KVCacheConfig holds, for the start-up line and `deltaic info`.
+struct CacheCapacity {
+  std::int64_t num_tokens = 0;   // of K/V: (num_blocks - 1) x block_size
+  double max_concurrency = 0.0;  // requests of max_model_len whose K/V fit at once
+  std::int64_t kv_bytes = 0;     // of all attention blocks and layers
+  std::int64_t running_state_bytes = 0;
+  std::int64_t snapshot_bytes = 0;
+};
+// num_running_slots must be set when there is a GDN group.
+CacheCapacity cache_capacity(const KVCacheConfig& config, int max_model_len);
 
 }  // namespace deltaic
