@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 from deltaic import _core
-from deltaic.tokenizer import Tokenizer, eos_token_ids, load_tokenizer, read_json
+from deltaic.checkpoint import read_json
+from deltaic.tokenizer import Tokenizer, load_tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -88,18 +88,6 @@ def test_bad_words_are_written_with_and_without_a_space(tokenizer: Tokenizer) ->
             assert sequence in tokenizer.bad_words_token_ids([word])
     with pytest.raises(ValueError, match=r"bad_words\[1\]"):
         tokenizer.bad_words_token_ids(["berry", "  "])
-
-
-def test_end_of_sequence_ids_come_from_all_files(tmp_path: Path, tokenizer: Tokenizer, default_model: Path) -> None:
-    assert eos_token_ids(default_model, tokenizer) == [END_OF_TEXT, IM_END]
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 1, "text_config": {"eos_token_id": 2}}))
-    assert eos_token_ids(tmp_path, None) == [2]
-    assert eos_token_ids(tmp_path, tokenizer) == [2, IM_END]
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
-    assert eos_token_ids(tmp_path, None) == [7, 8]
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": "<end>"}))
-    with pytest.raises(ValueError, match="eos_token_id"):
-        eos_token_ids(tmp_path, None)
 
 
 def test_folder_without_a_tokenizer(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as _Backend
 
 from deltaic import _core
+from deltaic.checkpoint import one_line, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -29,7 +29,7 @@ class Tokenizer:
         try:
             self._backend = _Backend.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for any content it cannot use
-            raise ValueError(f"{path} cannot be read: {_one_line(error)}") from error
+            raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
         decoder = json.loads(path.read_text(encoding="utf-8")).get("decoder")
         if not _is_byte_level(decoder):
             kind = decoder.get("type") if isinstance(decoder, Mapping) else decoder
@@ -105,44 +105,6 @@ class Tokenizer:
 def load_tokenizer(folder: str | Path) -> Tokenizer | None:
     """Return the folder's tokenizer; None when it has no tokenizer.json."""
     return Tokenizer(folder) if (Path(folder) / TOKENIZER_FILE).is_file() else None
-
-
-def eos_token_ids(folder: str | Path, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the end-of-sequence ids of a checkpoint folder, sorted.
-
-    generation_config.json decides, else config.json; the tokenizer's eos_token always belongs to them.
-    """
-    folder = Path(folder)
-    generation = read_json(folder / "generation_config.json")
-    config = read_json(folder / "config.json")
-    found: set[int] = set()
-    for source in (generation, config.get("text_config") or {}, config):
-        if (value := source.get("eos_token_id")) is not None:
-            ids = value if isinstance(value, list) else [value]
-            if not all(type(i) is int and i >= 0 for i in ids):
-                raise ValueError(f"eos_token_id of {folder} must be a token id or a list of them, got {value!r}")
-            found.update(ids)
-            break
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return sorted(found)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, {} when the file does not exist; ValueError when it holds anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {_one_line(error)}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def _content(token: object) -> str | None:
