@@ -30,6 +30,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None  # one a token of token_ids
     finish_reason: str | None = None  # stop, length, abort or error; None while it runs
     stop_reason: int | str | None = None  # the stop string or stop token id that ended it; None for end-of-sequence
+    error: str | None = None  # with finish_reason error: what went wrong
 
     @property
     def finished(self) -> bool:
