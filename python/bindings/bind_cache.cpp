@@ -65,7 +65,8 @@ void bind_manager(py::module_& m) {
       .field("num_hit_tokens", &CacheStats::num_hit_tokens)
       .field("num_evicted_blocks", &CacheStats::num_evicted_blocks)
       .field("num_snapshots", &CacheStats::num_snapshots)
-      .field("num_evicted_snapshots", &CacheStats::num_evicted_snapshots);
+      .field("num_evicted_snapshots", &CacheStats::num_evicted_snapshots)
+      .field("num_superseded_snapshots", &CacheStats::num_superseded_snapshots);
   Struct<CacheManager::Options>(m, "CacheManagerOptions", "The sizes of a CacheManager.")
       .field("num_blocks", &CacheManager::Options::num_blocks)
       .field("block_size", &CacheManager::Options::block_size)
@@ -102,6 +103,8 @@ void bind_manager(py::module_& m) {
       .def_property_readonly("num_free_blocks", &CacheManager::num_free_blocks)
       .def_property_readonly("num_total_blocks", &CacheManager::num_total_blocks)
       .def_property_readonly("num_free_snapshot_slots", &CacheManager::num_free_snapshot_slots)
+      .def_property_readonly("num_cached_blocks", &CacheManager::num_cached_blocks)
+      .def_property_readonly("num_cached_snapshots", &CacheManager::num_cached_snapshots)
       .def_property_readonly("options", &CacheManager::options)
       .def_property_readonly("stats", &CacheManager::stats)
       .def("reset_prefix_cache", &CacheManager::reset_prefix_cache);
@@ -121,6 +124,14 @@ void bind_plan(py::module_& m) {
       .field("recurrent_state_dtype", &MemoryPlanOptions::recurrent_state_dtype)
       .field("num_blocks", &MemoryPlanOptions::num_blocks)
       .field("num_snapshot_slots", &MemoryPlanOptions::num_snapshot_slots);
+  Struct<CacheCapacity>(m, "CacheCapacity", "What a KVCacheConfig holds.")
+      .field("num_tokens", &CacheCapacity::num_tokens)
+      .field("max_concurrency", &CacheCapacity::max_concurrency)
+      .field("kv_bytes", &CacheCapacity::kv_bytes)
+      .field("running_state_bytes", &CacheCapacity::running_state_bytes)
+      .field("snapshot_bytes", &CacheCapacity::snapshot_bytes);
+  m.def("cache_capacity", &cache_capacity, py::arg("config"), py::arg("max_model_len"),
+        "What a KVCacheConfig holds, in tokens, requests and bytes.");
   m.def("make_kv_cache_groups", &make_kv_cache_groups, py::arg("model"), py::arg("options"),
         "The KV-cache groups of a model, without any division of memory.");
   m.def("plan_kv_cache", &plan_kv_cache, py::arg("model"), py::arg("options"),

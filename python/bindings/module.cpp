@@ -25,4 +25,5 @@ PYBIND11_MODULE(_core, m) {
   bind_tensor(m);
   bind_config(m);
   bind_scheduler_output(m);
+  bind_cache(m);
 }
