@@ -1,0 +1,492 @@
+"""Who runs in a step, and how many tokens each. Policy only: no tensor.
+
+One rule: give each request tokens until num_computed_tokens has caught up with num_tokens. Chunked prefill, prefix
+hits, preemption and async scheduling follow from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from deltaic import _core
+from deltaic.request import EngineOutput, FinishReason, Request, RequestStatus
+from deltaic.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits and switches. Raises ValueError naming the field and the numbers."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int = 16
+    mamba_block_size: int = 0  # 0: the model has no recurrent layers
+    num_kv_cache_groups: int = 1  # group 0 is full attention; the others have no block table
+    enable_prefix_caching: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0: no such limit
+    enable_chunked_prefill: bool = True  # False: a prompt is cut for snapshots only
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_kv_cache_groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}"
+            )
+        if self.mamba_block_size < 0 or self.mamba_block_size % self.block_size:
+            raise ValueError(
+                f"mamba_block_size must be a multiple of block_size, got {self.mamba_block_size} and {self.block_size}"
+            )
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"policy must be fcfs or priority, got {self.policy!r}")
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill max_num_batched_tokens must be at least max_model_len, got "
+                f"{self.max_num_batched_tokens} and {self.max_model_len}"
+            )
+
+
+# A request in a step that was handed out; its num_preemptions then, as an output of an earlier life is discarded;
+# and whether it samples: no token comes of a part of the prefill.
+_Row = tuple[Request, int, bool]
+
+
+class Scheduler:
+    """Decide what each step runs, and account for what it gave.
+
+    schedule() may run ahead of update() by a step or more; update() takes the steps in their order. Freed blocks and
+    snapshot slots are reused by later steps at the earliest, or within the step that no longer schedules their owner:
+    the device runs steps in order, so what an earlier step still reads or writes there is done by then.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: _core.CacheManager) -> None:
+        self.config = config
+        self.num_preemptions = 0
+        self.num_generated_tokens = 0
+        self.num_prompt_tokens = 0  # of admitted requests, prefix hits included
+        self._cache = cache
+        self._publishes = config.enable_prefix_caching
+        self._snapshot_interval = config.mamba_block_size if config.enable_prefix_caching else 0
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._waiting = WaitingQueue(uses_priority=config.policy == "priority")
+        self._num_arrivals = 0
+        self._finished_ids: list[str] = []  # to be told to the runner with the next step that runs
+        self._preempted_ids: list[str] = []  # likewise
+        self._in_flight: deque[tuple[_core.SchedulerOutput, list[_Row]]] = deque()
+
+    # ---- requests come and go -------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. ValueError for an id in use, or for one that no empty cache could hold."""
+        if request.req_id in self._requests:
+            raise ValueError(f"request id {request.req_id!r} is in use")
+        # The last token is sampled, never computed.
+        num_tokens = request.max_total_tokens - 1
+        if not self._cache.can_ever_fit(num_tokens):
+            block_size = self.config.block_size
+            raise ValueError(
+                f"request {request.req_id!r} can never fit: {request.num_prompt_tokens} prompt tokens and up to "
+                f"{request.max_total_tokens - request.num_prompt_tokens} new ones need "
+                f"{-(-num_tokens // block_size)} blocks of {block_size} tokens, the cache has "
+                f"{self._cache.num_total_blocks}"
+            )
+        self._cache.add_request(request.req_id, request.token_ids, request.cache_salt)
+        request.num_registered_tokens = len(request.token_ids)
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self._requests[request.req_id] = request
+        self._waiting.push(request)
+
+    def abort(self, req_ids: Iterable[str]) -> list[EngineOutput]:
+        """Finish requests in whatever state they are and free what they hold. Unknown ids are ignored."""
+        return self._finish_all((self._requests[i] for i in req_ids if i in self._requests), "abort", None)
+
+    def fail_in_flight(self, message: str) -> list[EngineOutput]:
+        """Finish with an error the requests of all steps in flight, after one of them raised.
+
+        What these steps published may never have been written, so the prefix cache is forgotten and every other
+        request starts again.
+        """
+        rows = [row for _, step_rows in self._in_flight for row in step_rows]
+        self._in_flight.clear()
+        alive = [request for request, num_preemptions, _ in rows if request.num_preemptions == num_preemptions]
+        outputs = self._finish_all(alive, "error", message)
+        self.reset_prefix_cache(preempt_running=True)
+        return outputs
+
+    def fail_stalled(self, message: str) -> list[EngineOutput]:
+        """Finish with an error the request that is next in line, if there is one."""
+        request = self._waiting.first()
+        return self._finish_all([request] if request else [], "error", message)
+
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forget all cached prefixes. Return False, changing nothing, while requests run and may not be preempted."""
+        if self._running and not preempt_running:
+            return False
+        while self._running:
+            self._preempt(self._running.pop())
+        done: bool = self._cache.reset_prefix_cache()
+        return done
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def has_request(self, req_id: str) -> bool:
+        return req_id in self._requests
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    # ---- a step ---------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> _core.SchedulerOutput:
+        """Return what the next step runs; nothing when no request can make progress before the next update()."""
+        scheduled: dict[Request, int] = {}  # tokens of this step, in row order
+        new_blocks: dict[Request, list[int]] = {}
+        budget, preempted = self._schedule_running(scheduled, new_blocks)
+        admitted: list[tuple[Request, list[int], _core.PrefixHit]] = []
+        if not preempted:
+            admitted = self._admit(scheduled, budget)
+        if not scheduled:
+            return _core.SchedulerOutput()
+        return self._hand_out(scheduled, new_blocks, admitted)
+
+    def _schedule_running(
+        self, scheduled: dict[Request, int], new_blocks: dict[Request, list[int]]
+    ) -> tuple[int, bool]:
+        """Give running requests their tokens, in order. Return what is left of the budget, and if any was preempted."""
+        running = self._running
+        block_size = self.config.block_size
+        budget = self.config.max_num_batched_tokens
+        preempted = False
+        index = 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            num_new = self._num_new_tokens(request, budget)
+            if num_new == 0:
+                index += 1
+                continue
+            end = request.num_computed_tokens + num_new
+            if end > request.num_blocks * block_size:
+                while (blocks := self._cache.extend(request.req_id, end)) is None:
+                    # A preempted request's blocks can be had at once, so one victim at a time is enough.
+                    preempted = True
+                    victim_index = self._victim_index()
+                    victim = running.pop(victim_index)
+                    budget += scheduled.pop(victim, 0)
+                    new_blocks.pop(victim, None)
+                    self._preempt(victim)
+                    if victim_index < index:
+                        index -= 1
+                    if victim is request:
+                        return budget, True
+                if blocks:
+                    new_blocks[request] = blocks
+                    request.num_blocks += len(blocks)
+            scheduled[request] = num_new
+            budget -= num_new
+            index += 1
+        return budget, preempted
+
+    def _num_new_tokens(self, request: Request, budget: int) -> int:
+        """Return how many tokens of a running request the step takes; 0 to leave it out."""
+        num_tokens = len(request.token_ids) + request.num_placeholders
+        if num_tokens >= request.max_total_tokens:
+            return 0  # the token in flight certainly ends it
+        computed = request.num_computed_tokens
+        num_new = num_tokens - computed
+        if num_new > 1:
+            return self._chunk(request, computed, num_new, budget)
+        return num_new
+
+    def _chunk(self, request: Request, computed: int, num_new: int, budget: int) -> int:
+        """Cut a prefill to the budget, and where a snapshot must be taken."""
+        threshold = self.config.long_prefill_token_threshold
+        end = computed + min(num_new, budget, threshold or num_new)
+        for stop in request.snapshot_stops:
+            if computed < stop < end:
+                return stop - computed
+        return end - computed
+
+    def _admit(self, scheduled: dict[Request, int], budget: int) -> list[tuple[Request, list[int], _core.PrefixHit]]:
+        """Start waiting requests, first in line first; the first that finds no room holds up the others.
+
+        A request takes blocks for all its known tokens and one more, so that a prefill never preempts anyone and
+        each admission yields a token.
+        """
+        admitted: list[tuple[Request, list[int], _core.PrefixHit]] = []
+        while budget > 0 and len(self._running) < self.config.max_num_seqs and (request := self._waiting.first()):
+            self._register_tokens(request)
+            reads = self._publishes and request.reads_prefix_cache
+            hit = self._cache.find_prefix(request.req_id) if reads else _core.PrefixHit()
+            num_known = len(request.token_ids)
+            computed = hit.num_tokens
+            if not self.config.enable_chunked_prefill and num_known - computed > budget:
+                break
+            blocks = self._cache.admit(request.req_id, hit, min(num_known + 1, request.max_total_tokens - 1))
+            if blocks is None:
+                break
+            self._waiting.pop_first()
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = computed
+                self.num_prompt_tokens += num_known
+            request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = computed
+            request.num_prefill_tokens = num_known
+            request.num_blocks = len(blocks)
+            request.num_published_blocks = computed // self.config.block_size
+            request.snapshot_stops = self._snapshot_stops(num_known, hit)
+            num_new = self._chunk(request, computed, num_known - computed, budget)
+            self._running.append(request)
+            scheduled[request] = num_new
+            budget -= num_new
+            admitted.append((request, blocks, hit))
+        return admitted
+
+    def _snapshot_stops(self, num_known: int, hit: _core.PrefixHit) -> tuple[int, ...]:
+        """Return where the prefill pauses: the last boundary that a hit can use, and where two prompts part."""
+        interval = self._snapshot_interval
+        if not interval:
+            return ()
+        last = (num_known - 1) // interval * interval
+        junction = min(hit.num_attention_tokens // interval * interval, last)
+        return tuple(sorted({stop for stop in (junction, last) if stop > hit.num_tokens}))
+
+    def _hand_out(
+        self,
+        scheduled: dict[Request, int],
+        new_blocks: dict[Request, list[int]],
+        admitted: list[tuple[Request, list[int], _core.PrefixHit]],
+    ) -> _core.SchedulerOutput:
+        """Count the step's tokens as computed, publish what it will have written, and describe it to the runner."""
+        other_groups: list[list[int]] = [[]] * (self.config.num_kv_cache_groups - 1)
+        new_reqs: list[_core.NewRequestData] = []
+        copies: list[_core.StateCopy] = []
+        for request, blocks, hit in admitted:
+            prompt, known = request.num_prompt_tokens, len(request.token_ids)
+            new_reqs.append(
+                _core.NewRequestData(
+                    req_id=request.req_id,
+                    prompt_token_ids=request.token_ids[:prompt],
+                    sampling_params=request.core_params,
+                    block_ids=[blocks, *other_groups],
+                    num_computed_tokens=hit.num_tokens,
+                    prefill_token_ids=request.token_ids if known > prompt else [],
+                )
+            )
+            if hit.snapshot_slot >= 0:
+                copies.append(_state_copy(request.req_id, _core.StateCopyKind.hit, hit.snapshot_slot, hit.num_tokens))
+
+        num_old = len(scheduled) - len(admitted)
+        req_ids: list[str] = []
+        num_computed: list[int] = []
+        num_output: list[int] = []
+        block_ids: list[list[list[int]] | None] = []
+        rows: list[_Row] = []
+        for request, num_new in scheduled.items():
+            num_tokens = len(request.token_ids) + request.num_placeholders
+            if len(req_ids) < num_old:
+                blocks_or_none = new_blocks.get(request)
+                req_ids.append(request.req_id)
+                num_computed.append(request.num_computed_tokens)
+                num_output.append(num_tokens - request.num_prompt_tokens)
+                block_ids.append(None if blocks_or_none is None else [blocks_or_none, *other_groups])
+            end = request.num_computed_tokens + num_new
+            request.num_computed_tokens = end
+            samples = end == num_tokens
+            if samples:
+                request.num_placeholders += 1
+            rows.append((request, request.num_preemptions, samples))
+        if self._publishes:
+            self._publish(scheduled, copies)
+
+        step = _core.SchedulerOutput(
+            scheduled_new_reqs=new_reqs,
+            scheduled_cached_reqs=_core.CachedRequestData(
+                req_ids=req_ids,
+                num_computed_tokens=num_computed,
+                num_output_tokens=num_output,
+                new_block_ids=block_ids,
+            ),
+            num_scheduled_tokens={request.req_id: num_new for request, num_new in scheduled.items()},
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            finished_req_ids=self._finished_ids,
+            preempted_req_ids=self._preempted_ids,
+            state_copies=copies,
+        )
+        self._finished_ids = []
+        self._preempted_ids = []
+        self._in_flight.append((step, rows))
+        return step
+
+    def _publish(self, scheduled: Iterable[Request], copies: list[_core.StateCopy]) -> None:
+        """Publish what the step will have written, and take the snapshots that are due.
+
+        No request is admitted to this step any more, so only later steps can hit it. All slots are reserved before
+        any becomes hittable, so that no two copies of a step share one.
+        """
+        block_size, interval = self.config.block_size, self._snapshot_interval
+        snapshots: list[Request] = []
+        for request in scheduled:
+            end = request.num_computed_tokens
+            num_known = min(end, len(request.token_ids))
+            if num_known // block_size > request.num_published_blocks:
+                self._publish_blocks(request, num_known)
+            if interval and end % interval == 0:
+                if end < request.num_prefill_tokens and end not in request.snapshot_stops:
+                    continue
+                slot = self._cache.reserve_snapshot(request.req_id, end)
+                if slot is not None:
+                    copies.append(_state_copy(request.req_id, _core.StateCopyKind.snapshot, slot, end))
+                    request.reserved_snapshot = end
+                    if end == num_known:
+                        snapshots.append(request)
+        for request in snapshots:
+            self._publish_snapshot(request)
+
+    def _publish_blocks(self, request: Request, num_tokens: int) -> None:
+        self._register_tokens(request)
+        self._cache.publish(request.req_id, num_tokens)
+        request.num_published_blocks = num_tokens // self.config.block_size
+
+    def _publish_snapshot(self, request: Request) -> None:
+        self._cache.publish_snapshot(request.req_id, request.reserved_snapshot)
+        request.reserved_snapshot = 0
+
+    # ---- what a step gave -----------------------------------------------------------------------------------------
+
+    def update(self, step: _core.SchedulerOutput, output: _core.ModelRunnerOutput) -> list[EngineOutput]:
+        """Take the tokens of the oldest step in flight; return what is new for each request."""
+        if not self._in_flight or self._in_flight[0][0] is not step:
+            raise ValueError("update() takes the steps in the order in which schedule() returned them")
+        rows = self._in_flight.popleft()[1]
+        index = output.req_id_to_index
+        sampled = output.sampled_token_ids
+        failed = set(output.failed_req_ids)
+        logprobs: dict[str, list[_core.TokenLogprobs]] | None = None
+        prompt_logprobs: dict[str, list[_core.TokenLogprobs]] | None = None
+        outputs: list[EngineOutput] = []
+        any_finished = False
+        running = RequestStatus.RUNNING
+        for request, num_preemptions, samples in rows:
+            if request.status is not running or request.num_preemptions != num_preemptions:
+                continue  # ended or preempted meanwhile: its token is computed again, or not wanted
+            req_id = request.req_id
+            if req_id in failed:
+                message = f"the logits of request {req_id!r} are not finite"
+                outputs.append(EngineOutput(req_id, finish_reason="error", error=message))
+                self._release(request)
+                any_finished = True
+                continue
+            if request.prompt_logprobs is not None:
+                if prompt_logprobs is None:
+                    prompt_logprobs = output.prompt_logprobs
+                request.prompt_logprobs += prompt_logprobs.get(req_id, ())
+            if not samples:
+                continue
+            request.num_placeholders -= 1
+            tokens = sampled[index[req_id]]
+            if not tokens:
+                raise RuntimeError(f"the runner gave no token for request {req_id!r}, whose prefill is complete")
+            new_ids, finish_reason, stop_reason = request.append(tokens)
+            if 0 < request.reserved_snapshot <= len(request.token_ids):
+                self._publish_blocks(request, request.reserved_snapshot)
+                self._publish_snapshot(request)
+            num_new = len(new_ids)
+            self.num_generated_tokens += num_new
+            new_logprobs = None
+            if request.wants_logprobs:
+                if logprobs is None:
+                    logprobs = output.logprobs
+                new_logprobs = logprobs[req_id][:num_new]
+            outputs.append(
+                EngineOutput(
+                    req_id,
+                    new_ids,
+                    finish_reason,
+                    stop_reason,
+                    new_logprobs,
+                    request.prompt_logprobs,
+                    request.num_cached_tokens or 0,
+                )
+            )
+            request.prompt_logprobs = None
+            if finish_reason is not None:
+                self._release(request)
+                any_finished = True
+        if any_finished:
+            self._drop_finished()
+        if failed:
+            # What a failed request published must not spoil those that share its prefix.
+            self.reset_prefix_cache(preempt_running=True)
+        return outputs
+
+    # ---- bookkeeping ----------------------------------------------------------------------------------------------
+
+    def _victim_index(self) -> int:
+        """Return which running request gives way: the last, or the one with the worst (priority, arrival)."""
+        running = self._running
+        if self.config.policy == "fcfs":
+            return len(running) - 1
+        return max(range(len(running)), key=lambda i: (running[i].priority, running[i].arrival))
+
+    def _preempt(self, request: Request) -> None:
+        """Give back what a request holds and queue it again; the caller has taken it out of the running ones."""
+        self._cache.release(request.req_id)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        request.num_computed_tokens = 0
+        request.num_placeholders = 0
+        request.num_blocks = 0
+        request.num_published_blocks = 0
+        request.reserved_snapshot = 0
+        if request.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+        self.num_preemptions += 1
+        self._preempted_ids.append(request.req_id)
+        self._waiting.push(request)
+
+    def _register_tokens(self, request: Request) -> None:
+        """Tell the CacheManager the tokens that it does not have yet."""
+        if request.num_registered_tokens < len(request.token_ids):
+            self._cache.append_tokens(request.req_id, request.token_ids[request.num_registered_tokens :])
+            request.num_registered_tokens = len(request.token_ids)
+
+    def _finish_all(self, requests: Iterable[Request], reason: FinishReason, error: str | None) -> list[EngineOutput]:
+        outputs = []
+        for request in requests:
+            if request.status is not RequestStatus.FINISHED:
+                outputs.append(EngineOutput(request.req_id, finish_reason=reason, error=error))
+                self._release(request)
+        if outputs:
+            self._drop_finished()
+        return outputs
+
+    def _release(self, request: Request) -> None:
+        """End a request and free what it holds; _drop_finished() must follow."""
+        if request.status is RequestStatus.RUNNING:
+            self._finished_ids.append(request.req_id)
+        else:
+            self._waiting.end_one()
+        request.status = RequestStatus.FINISHED
+        del self._requests[request.req_id]
+        self._cache.remove_request(request.req_id)
+
+    def _drop_finished(self) -> None:
+        self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
+
+
+def _state_copy(req_id: str, kind: _core.StateCopyKind, snapshot_slot: int, num_tokens: int) -> _core.StateCopy:
+    return _core.StateCopy(req_id=req_id, kind=kind, snapshot_slot=snapshot_slot, num_tokens=num_tokens)
