@@ -23,6 +23,8 @@ void bind_scheduler_output(py::module_& m) {
       .field("bad_words", &SamplingParams::bad_words)
       .field("min_tokens", &SamplingParams::min_tokens)
       .field("stop_token_ids", &SamplingParams::stop_token_ids);
+  m.def("validate_sampling_params", &validate, py::arg("params"), py::arg("vocab_size"),
+        "Raise InvalidArgument, naming the field and the numbers, for a value or a token id out of range.");
 
   Struct<NewRequestData>(m, "NewRequestData", "A request that the runner has not seen, or that comes back.")
       .field("req_id", &NewRequestData::req_id)

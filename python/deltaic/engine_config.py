@@ -1,0 +1,76 @@
+"""What a user may set about an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEVICES = ("auto", "cpu", "cuda")
+SCHEDULING_POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and switches of an engine; None: chosen from the model and the machine.
+
+    Raises ValueError naming the field and the numbers, NotImplementedError for what this version does not have.
+    """
+
+    device: str = "auto"  # auto: cpu
+    dtype: str = "auto"  # of activations and caches; auto: float32 on the CPU. Weights stay as they are stored
+    max_model_len: int | None = None  # tokens of one request, prompt and output
+    max_num_seqs: int | None = None  # requests of one step
+    max_num_batched_tokens: int | None = None  # tokens of one step
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None  # for all caches
+    block_size: int = 16  # tokens in an attention block
+    mamba_block_size: int = 256  # recurrent states are kept for prefixes of a multiple of it
+    enable_prefix_caching: bool = True
+    speculative_tokens: int | str = "auto"  # drafts a step; auto: 0
+    scheduling_policy: str = "fcfs"  # or priority: the lowest number first
+    async_scheduling: bool = True  # schedule a step while the one before it runs
+    num_threads: int = 0  # of the CPU; 0: all that this process may use
+    num_blocks: int | None = None  # attention blocks, block 0 included; overrides the division of memory
+    num_snapshot_slots: int | None = None  # likewise
+    poison_caches: bool = False  # fill the caches with NaN at start-up; results must not change
+    long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0: no such limit
+    enable_chunked_prefill: bool = True  # False: a prompt waits for a step that has room for all of it
+    load_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_choice("device", self.device, DEVICES)
+        _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        _check_choice("dtype", self.dtype, ("auto", "float32"))
+        _check_choice("load_format", self.load_format, ("auto", "safetensors"))
+        if self.device == "cuda":
+            raise NotImplementedError("device 'cuda' is not supported yet: this version runs on the CPU, use 'cpu'")
+        if self.speculative_tokens not in (0, "auto"):
+            raise NotImplementedError(
+                f"speculative_tokens must be 0 or 'auto', got {self.speculative_tokens!r}: drafts are not supported yet"
+            )
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("block_size", "mamba_block_size"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("num_threads", "num_snapshot_slots", "long_prefill_token_threshold"):
+            _check_at_least(name, getattr(self, name), 0)
+        _check_at_least("num_blocks", self.num_blocks, 2)
+        if self.mamba_block_size % self.block_size:
+            raise ValueError(
+                f"mamba_block_size must be a multiple of block_size, got {self.mamba_block_size} and {self.block_size}"
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_at_least(name: str, value: object, minimum: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
