@@ -1,1 +1,27 @@
 # The CPU kernels are compiled once an instruction set and chosen at run time.
+function(deltaic_add_cpu_kernels target)
+  set(isas baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    list(APPEND isas avx2 avx512)
+    target_compile_definitions(${target} PRIVATE DELTAIC_X86_KERNELS)
+  endif()
+  set(flags_baseline)
+  set(flags_avx2 -mavx2 -mfma -mf16c)
+  set(flags_avx512 ${flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+  foreach(isa IN LISTS isas)
+    set(kernels ${target}_cpu_${isa})
+    add_library(${kernels} OBJECT ${ARGN})
+    target_compile_features(${kernels} PRIVATE cxx_std_20)
+    set_target_properties(${kernels} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)
+    target_include_directories(${kernels} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_compile_definitions(${kernels} PRIVATE DELTAIC_ISA=${isa})
+    # -O3 in debug builds too: register tiles are useless when they live in memory. Where a product and a sum are fused is
+    # written in the source: left to the compiler, two instances of one template may round differently.
+    target_compile_options(${kernels} PRIVATE -O3 -ffp-contract=off -fno-math-errno -Wno-psabi ${flags_${isa}})
+    deltaic_warnings(${kernels})
+    if(isa STREQUAL "avx512")  # GCC 12 warns about undefined values in its own header of intrinsics
+      target_compile_options(${kernels} PRIVATE -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+    endif()
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${kernels}>)
+  endforeach()
+endfunction()

@@ -1,5 +1,6 @@
 // Every CUDA entry point of a build without CUDA: a clear Unsupported. Compiled instead of cuda/.
 #include "cpp/src/check.h"
+#include "cpp/src/core/buffer.h"
 #include "cpp/src/ops/batch_memcpy.h"
 #include "cpp/src/ops/rms_norm.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 }  // namespace
 
+std::shared_ptr<void> allocate(std::size_t, int) { no_cuda("a buffer on a CUDA device"); }
 void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }

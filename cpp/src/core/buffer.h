@@ -13,6 +13,8 @@ class Buffer {
   Buffer() = default;
   // Throws OutOfMemory with the number of bytes, Unsupported for a CUDA device in a build without CUDA.
   Buffer(std::size_t num_bytes, Device device);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
 
   void* data() const { return data_.get(); }
   std::size_t num_bytes() const { return num_bytes_; }
@@ -43,5 +45,10 @@ class Tensor {
   Buffer buffer_;
   TensorView view_;
 };
+
+namespace cuda {
+// Zeroed memory of a device, freed with the last copy of the pointer. Throws OutOfMemory or DeviceError.
+std::shared_ptr<void> allocate(std::size_t num_bytes, int device_index);
+}  // namespace cuda
 
 }  // namespace deltaic

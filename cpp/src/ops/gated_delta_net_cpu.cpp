@@ -1,0 +1,207 @@
+// The convolution is split over sequences and segments (the q, k or v of one head), the delta rule over sequences,
+// value heads and blocks of their rows; each goes through its tokens in order.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "cpp/src/check.h"
+#include "cpp/src/core/thread_pool.h"
+#include "cpp/src/ops/gated_delta_net.h"
+#include "cpp/src/ops/kernels/isa.h"
+#include "cpp/src/ops/kernels/work.h"
+
+namespace deltaic::cpu {
+namespace {
+
+constexpr int kStateRows = 32;  // rows of a head's state in a task
+constexpr int kSegment = 64;    // channels of a convolution task
+
+struct Sequence {
+  std::int64_t begin, num_tokens, slot;
+  bool has_state;
+};
+
+// Throws InvalidArgument for a slot or a token range outside the tensors.
+Sequence sequence_at(const ops::GdnSequences& sequences, std::int64_t i, std::int64_t num_tokens,
+                     std::int64_t num_slots) {
+  const std::int32_t* start = sequences.query_start_loc.as<std::int32_t>();
+  const std::int32_t slot = sequences.state_indices.as<std::int32_t>()[i * sequences.state_indices.stride[0]];
+  if (slot < 0) return {.begin = 0, .num_tokens = 0, .slot = -1, .has_state = false};
+  DELTAIC_CHECK(0 <= start[i] && start[i] <= start[i + 1] && start[i + 1] <= num_tokens, "sequence ", i, " has tokens ",
+                start[i], " to ", start[i + 1], " of ", num_tokens);
+  DELTAIC_CHECK(slot < num_slots, "sequence ", i, " has state slot ", slot, ", there are ", num_slots);
+  return {.begin = start[i],
+          .num_tokens = start[i + 1] - start[i],
+          .slot = slot,
+          .has_state = sequences.has_initial_state.as<std::uint8_t>()[i] != 0};
+}
+
+// Channels [channel, channel + size) of the plain order lie together in a row of proj, from `offset`.
+struct Segment {
+  std::int64_t channel, size, offset;
+};
+
+// Segment `index` of the q, k and v heads, each cut in pieces of kSegment channels.
+class Segments {
+ public:
+  Segments(const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout) : shape_(shape), layout_(layout) {}
+  std::int64_t count() const {
+    return 2 * shape_.num_key_heads * pieces(shape_.key_head_dim) +
+           shape_.num_value_heads * pieces(shape_.value_head_dim);
+  }
+  Segment operator[](std::int64_t index) const {
+    const std::int64_t per_key = pieces(shape_.key_head_dim), key_pieces = shape_.num_key_heads * per_key;
+    const std::int64_t key_dim = std::int64_t{shape_.num_key_heads} * shape_.key_head_dim;
+    if (index < 2 * key_pieces) {
+      const bool is_query = index < key_pieces;
+      const std::int64_t head = index % key_pieces / per_key, begin = index % per_key * kSegment;
+      const std::int64_t base = is_query ? layout_.q + head * layout_.q_stride : layout_.k + head * layout_.k_stride;
+      return cut(shape_.key_head_dim, (is_query ? 0 : key_dim) + head * shape_.key_head_dim, base, begin);
+    }
+    const std::int64_t per_value = pieces(shape_.value_head_dim), head = (index - 2 * key_pieces) / per_value;
+    const std::int64_t group = head / shape_.heads_per_group(), in_group = head % shape_.heads_per_group();
+    const std::int64_t base = layout_.v + group * layout_.v_group_stride + in_group * shape_.value_head_dim;
+    return cut(shape_.value_head_dim, 2 * key_dim + head * shape_.value_head_dim, base,
+               (index - 2 * key_pieces) % per_value * kSegment);
+  }
+
+ private:
+  static std::int64_t pieces(std::int64_t dim) { return (dim + kSegment - 1) / kSegment; }
+  static Segment cut(std::int64_t dim, std::int64_t channel, std::int64_t base, std::int64_t begin) {
+    return {channel + begin, std::min<std::int64_t>(kSegment, dim - begin), base + begin};
+  }
+  const ops::GdnShape& shape_;
+  const ops::GdnProjectionLayout& layout_;
+};
+
+void convolve(const Kernels& kernel, const Sequence& sequence, const Segment& segment, int taps, const TensorView& proj,
+              const TensorView& weight, const TensorView& conv_state, const TensorView& out) {
+  const int tail = taps - 1;
+  const Float type = float_type(conv_state.dtype);
+  const auto element = static_cast<std::int64_t>(size_of(conv_state.dtype));
+  char* state = static_cast<char*>(conv_state.data) +
+                (sequence.slot * conv_state.stride[0] + segment.channel * conv_state.stride[1]) * element;
+  std::array<float, (kMaxConvKernel - 1) * kSegment> history{};
+  std::array<float, kMaxConvKernel> taps_of_channel;
+  if (sequence.has_state)
+    for (std::int64_t c = 0; c < segment.size; ++c) {
+      kernel.widen(type, state + c * conv_state.stride[1] * element, tail, taps_of_channel.data());
+      for (int j = 0; j < tail; ++j) history[j * segment.size + c] = taps_of_channel[j];
+    }
+  const float* input = proj.as<float>() + sequence.begin * proj.stride[0] + segment.offset;
+  kernel.causal_conv({.num_tokens = sequence.num_tokens,
+                      .dim = static_cast<int>(segment.size),
+                      .kernel = taps,
+                      .input = input,
+                      .input_stride = proj.stride[0],
+                      .weight = weight.as<float>() + segment.channel * taps,
+                      .history = history.data(),
+                      .out = out.as<float>() + sequence.begin * out.stride[0] + segment.channel,
+                      .out_stride = out.stride[0]});
+  for (std::int64_t c = 0; c < segment.size; ++c) {
+    for (int j = 0; j < tail; ++j) {
+      const std::int64_t t = sequence.num_tokens - tail + j;
+      taps_of_channel[j] = t < 0 ? history[(t + tail) * segment.size + c] : input[t * proj.stride[0] + c];
+    }
+    kernel.narrow(type, taps_of_channel.data(), tail, state + c * conv_state.stride[1] * element);
+  }
+}
+
+// decay = exp(g) and beta of one token and head. In double: exp(A_log) multiplies every error of the softplus.
+void gates_of(float a, float b, float A_log, float dt_bias, float* gates) {
+  const double x = static_cast<double>(a) + static_cast<double>(dt_bias);
+  const double softplus = x > 20.0 ? x : std::log1p(std::exp(x));
+  gates[0] = static_cast<float>(std::exp(-std::exp(static_cast<double>(A_log)) * softplus));
+  gates[1] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(b))));
+}
+
+}  // namespace
+
+void causal_conv(ThreadPool& threads, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
+                 TensorView proj, TensorView weight, const ops::GdnSequences& sequences, TensorView conv_state,
+                 TensorView out) {
+  DELTAIC_CHECK(shape.conv_kernel <= kMaxConvKernel, "causal_conv: conv_kernel is ", shape.conv_kernel,
+                ", the most is ", kMaxConvKernel);
+  const Kernels& kernel = kernels();
+  const Segments segments(shape, layout);
+  const std::int64_t num_segments = segments.count(), num_seqs = sequences.state_indices.shape[0];
+  const std::int64_t tokens_per_seq = (proj.shape[0] + num_seqs - 1) / num_seqs;
+  threads.parallel_for(
+      num_seqs * num_segments, grain_of(8 * kSegment * tokens_per_seq), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const Sequence sequence = sequence_at(sequences, i / num_segments, proj.shape[0], conv_state.shape[0]);
+          if (sequence.num_tokens > 0)
+            convolve(kernel, sequence, segments[i % num_segments], shape.conv_kernel, proj, weight, conv_state, out);
+        }
+      });
+}
+
+void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
+                      TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
+                      const ops::GdnSequences& sequences, TensorView temporal, TensorView out) {
+  DELTAIC_CHECK(shape.key_head_dim <= kMaxKeyHeadDim, "gated_delta_rule: key_head_dim is ", shape.key_head_dim,
+                ", the most is ", kMaxKeyHeadDim);
+  const Kernels& kernel = kernels();
+  const std::int64_t num_tokens = qkv.shape[0], num_seqs = sequences.state_indices.shape[0];
+  const std::int64_t key_heads = shape.num_key_heads, value_heads = shape.num_value_heads, r = shape.heads_per_group();
+  const std::int64_t key_dim = shape.key_head_dim, value_dim = shape.value_head_dim;
+  // Of each token: 3 scalars a key head, then 2 gates a value head.
+  const std::int64_t token_floats = 3 * key_heads + 2 * value_heads;
+  auto* const prepared =
+      static_cast<float*>(threads.workspace(static_cast<std::size_t>(num_tokens * token_floats) * sizeof(float)));
+  const float scale = 1.0F / std::sqrt(static_cast<float>(key_dim));
+  const float* const log_decay = A_log.as<float>();
+  threads.parallel_for(
+      num_tokens, grain_of(2 * key_heads * key_dim + 64 * value_heads), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          float* scalars = prepared + t * token_floats;
+          const float* row = qkv.as<float>() + t * qkv.stride[0];
+          for (std::int64_t g = 0; g < key_heads; ++g)
+            kernel.qk_scalars(row + g * key_dim, row + (key_heads + g) * key_dim, key_dim, scale, scalars + 3 * g);
+          const float* raw = proj.as<float>() + t * proj.stride[0];
+          for (std::int64_t h = 0; h < value_heads; ++h)
+            gates_of(raw[layout.a + h / r * layout.a_group_stride + h % r],
+                     raw[layout.b + h / r * layout.b_group_stride + h % r], log_decay[h], dt_bias.as<float>()[h],
+                     scalars + 3 * key_heads + 2 * h);
+        }
+      });
+
+  const std::int64_t row_blocks = (value_dim + kStateRows - 1) / kStateRows;
+  const Float type = float_type(temporal.dtype);
+  const auto element = static_cast<std::int64_t>(size_of(temporal.dtype));
+  threads.parallel_for(num_seqs * value_heads * row_blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) std::array<float, kStateRows * kMaxKeyHeadDim> widened;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Sequence sequence = sequence_at(sequences, i / (value_heads * row_blocks), num_tokens, temporal.shape[0]);
+      if (sequence.num_tokens == 0) continue;
+      const std::int64_t h = i / row_blocks % value_heads, first = i % row_blocks * kStateRows;
+      const std::int64_t num_rows = std::min<std::int64_t>(kStateRows, value_dim - first), size = num_rows * key_dim;
+      char* slot = static_cast<char*>(temporal.data) +
+                   (sequence.slot * temporal.stride[0] + h * temporal.stride[1] + first * key_dim) * element;
+      float* state = type == Float::f32 ? reinterpret_cast<float*>(slot) : widened.data();
+      if (!sequence.has_state)
+        std::fill(state, state + size, 0.0F);
+      else if (type != Float::f32)
+        kernel.widen(type, slot, size, state);
+      const float* row = qkv.as<float>() + sequence.begin * qkv.stride[0];
+      const float* scalars = prepared + sequence.begin * token_floats;
+      kernel.delta_rule({.num_tokens = sequence.num_tokens,
+                         .key_dim = static_cast<int>(key_dim),
+                         .num_rows = static_cast<int>(num_rows),
+                         .q = row + h / r * key_dim,
+                         .k = row + (key_heads + h / r) * key_dim,
+                         .v = row + 2 * key_heads * key_dim + h * value_dim + first,
+                         .stride = qkv.stride[0],
+                         .scalars = scalars + 3 * (h / r),
+                         .scalars_stride = token_floats,
+                         .gates = scalars + 3 * key_heads + 2 * h,
+                         .gates_stride = token_floats,
+                         .state = state,
+                         .out = out.as<float>() + sequence.begin * out.stride[0] + h * value_dim + first,
+                         .out_stride = out.stride[0]});
+      if (type != Float::f32) kernel.narrow(type, state, size, slot);
+    }
+  });
+}
+
+}  // namespace deltaic::cpu
