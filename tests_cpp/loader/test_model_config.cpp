@@ -343,3 +343,42 @@ TEST_CASE("num_parameters counts the published sizes") {
   const ModelConfig moe = parse({{"model_type", "qwen3_5_moe_text"}});
   CHECK(moe.num_parameters() / 1e9 == doctest::Approx(34.7).epsilon(0.01));
 }
+
+TEST_CASE("a damaged config gives a model or a named error, never anything else") {
+  json config = small("qwen3_5_moe_text");
+  config["rope_parameters"] = {
+      {"rope_type", "yarn"}, {"factor", 2.0}, {"mrope_section", {1, 1, 0}}, {"partial_rotary_factor", 0.25}};
+  config["layer_types"] = {"full_attention", "linear_attention", "linear_attention", "full_attention"};
+  config["eos_token_id"] = {1, 2};
+  const json values[] = {nullptr,
+                         true,
+                         -1,
+                         0,
+                         1,
+                         3.5,
+                         1e300,
+                         -1e300,
+                         9223372036854775807,
+                         18446744073709551615ULL,
+                         "text",
+                         json::array(),
+                         {1, "x", nullptr},
+                         json::object(),
+                         {{"a", 1}}};
+  parse(config);
+  for (const auto& [key, original] : config.items())
+    for (const json& value : values) {
+      json damaged = config;
+      damaged[key] = value;
+      CAPTURE(damaged[key].dump());
+      CAPTURE(key);
+      try {
+        const ModelConfig model = parse(damaged);
+        CHECK(model.num_parameters() > 0);
+      } catch (const InvalidArgument& error) {
+        CHECK_MESSAGE(std::string(error.what()).find('\n') == std::string::npos, error.what());
+      } catch (const Unsupported& error) {
+        CHECK_MESSAGE(std::string(error.what()).find(key) != std::string::npos, error.what());
+      }
+    }
+}

@@ -1,4 +1,4 @@
-#include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -195,4 +195,37 @@ TEST_CASE("a bad index is refused with the tensor and the shard") {
     }
     CHECK_MESSAGE(error.find(message) != std::string::npos, "got: " << error);
   }
+}
+
+TEST_CASE("a damaged file gives an error or views inside the file, never anything else") {
+  const std::string good = file_bytes(R"({"__metadata__": {"format": "pt"},
+    "a": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]},
+    "b": {"dtype": "BF16", "shape": [4], "data_offsets": [8, 16]},
+    "c": {"dtype": "U8", "shape": [], "data_offsets": [16, 17]}})",
+                                      17);
+  const std::string replacements = R"(0123456789-.,:[]{}"\eE)";
+  const test::TempDir dir;
+  std::mt19937 random(1);
+  int num_errors = 0;
+  for (int round = 0; round < 2000; ++round) {
+    CAPTURE(round);
+    std::string bytes = good;
+    for (unsigned i = 0; i < 1 + random() % 3; ++i) {
+      const std::size_t at = random() % bytes.size();
+      bytes[at] = random() % 2 == 0 ? replacements[random() % replacements.size()] : static_cast<char>(random());
+    }
+    if (random() % 4 == 0) bytes.resize(random() % bytes.size());
+    const auto file = dir.write("damaged.safetensors", bytes);
+    try {
+      unsigned sum = 0;
+      for (const auto& [name, tensor] : open_safetensors(file))
+        for (std::size_t i = 0; i < (tensor.unreadable.empty() ? tensor.view.num_bytes() : 0); ++i)
+          sum += static_cast<const unsigned char*>(tensor.view.data)[i];
+      CHECK(sum <= 255 * good.size());
+    } catch (const InvalidArgument& error) {
+      CHECK(std::string(error.what()).find(file.string()) == 0);
+      ++num_errors;
+    }
+  }
+  CHECK(num_errors > 500);
 }

@@ -23,7 +23,8 @@ void GatedDeltaNet::forward(const ops::Context& ctx, TensorView x, const ops::Gd
   for (const Projection& projection : in_proj)
     ops::linear(ctx, x, projection.weight,
                 columns(buffers.proj, projection.first_column, projection.weight.out_features()));
-  ops::causal_conv(ctx, shape, layout, buffers.proj, conv1d.view(), sequences, conv_state, buffers.qkv);
+  const TensorView taps = conv1d.view().reshape({shape.conv_dim(), shape.conv_kernel});
+  ops::causal_conv(ctx, shape, layout, buffers.proj, taps, sequences, conv_state, buffers.qkv);
   const TensorView out = as_heads(buffers.out, shape.num_value_heads, shape.value_head_dim);
   ops::gated_delta_rule(ctx, shape, layout, buffers.qkv, buffers.proj, A_log.view(), dt_bias.view(), sequences,
                         temporal, out);

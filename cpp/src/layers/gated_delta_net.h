@@ -23,7 +23,7 @@ struct GatedDeltaNet {
   std::vector<Projection> in_proj;
   std::int64_t row_size = 0;
   float eps = 1e-6F;
-  Tensor conv1d;          // [conv_dim, conv_kernel] f32
+  Tensor conv1d;          // [conv_dim, 1, conv_kernel] f32
   Tensor A_log, dt_bias;  // [num_value_heads] f32
   Tensor norm;            // [value_head_dim] f32, plain
   ops::Weight out_proj;

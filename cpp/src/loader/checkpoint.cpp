@@ -52,7 +52,7 @@ Checkpoint::Checkpoint(const StoredTensors& tensors, std::string source) : sourc
     for (const std::string_view prefix : {kNestedPrefix, kPlainPrefix})
       if (name.starts_with(prefix) && !is_unprefixed(name.substr(prefix.size()))) {
         name.remove_prefix(prefix.size());
-        if (name == "embed_tokens.weight") prefix_ = prefix;
+        if (prefix == kNestedPrefix) prefix_ = kNestedPrefix;
         break;
       }
     const bool is_new = tensors_.emplace(name, tensor).second;
