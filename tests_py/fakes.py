@@ -258,18 +258,33 @@ class FakeRunner:
         self.num_computed_tokens = 0
         self.steps: list[dict[str, int]] = []  # num_scheduled_tokens of each
         self.copies: list[tuple[str, str, int]] = []  # (req_id, kind, num_tokens) of all steps
+        self.preempted: set[str] = set()
+        self.fail_check: set[int] = set()  # steps that raise before anything is changed
         self.fail_execute: set[int] = set()  # steps whose forward raises
         self.fail_output: set[int] = set()  # steps whose get_output raises
         self.not_finite: set[str] = set()  # requests whose logits are not finite
         self._output: _core.ModelRunnerOutput | None = None
+
+    @property
+    def may_hear_of_unknown_ids(self) -> bool:
+        """After a step that raised, the scheduler repeats what the step had said."""
+        return bool(self.fail_check | self.fail_execute | self.fail_output)
 
     def execute_model(self, step: _core.SchedulerOutput) -> None:
         number = len(self.steps)
         scheduled = dict(step.num_scheduled_tokens)
         self.steps.append(scheduled)
         assert step.total_num_scheduled_tokens == sum(scheduled.values()) <= self.max_num_batched_tokens
-        for req_id in step.finished_req_ids + step.preempted_req_ids:
-            assert self.rows.pop(req_id, None) is not None, f"the runner does not know {req_id}"
+        if number in self.fail_check:
+            raise RuntimeError(f"step {number} failed")
+        for req_id in step.finished_req_ids:
+            is_known = req_id in self.rows or req_id in self.preempted
+            assert is_known or self.may_hear_of_unknown_ids, f"the runner does not know {req_id}"
+            self.rows.pop(req_id, None)
+            self.preempted.discard(req_id)
+        for req_id in step.preempted_req_ids:
+            if self.rows.pop(req_id, None) is not None:
+                self.preempted.add(req_id)
         computed = self._apply_cached(step)
         computed |= self._apply_new(step)
         assert scheduled.keys() == computed.keys()
@@ -317,6 +332,7 @@ class FakeRunner:
                 wants_logprobs=params.logprobs is not None,
             )
             computed[new.req_id] = new.num_computed_tokens
+            self.preempted.discard(new.req_id)
         return computed
 
     def _hit_copies(self, step: _core.SchedulerOutput) -> None:

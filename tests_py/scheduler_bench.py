@@ -145,3 +145,40 @@ class Bench:
             num_new = request.max_total_tokens - request.num_prompt_tokens
             assert self.tokens[req_id] == expected_tokens(prompt, num_new)
             assert self.finished[req_id].finish_reason == "length"
+
+
+def step_budgets(prompt: list[int], interval: int, budgets: list[int]) -> dict[int, int]:
+    """Prefill a prompt in steps of the given budgets; return the tokens computed when each snapshot was taken.
+
+    Then the prompt is sent again and must hit the last snapshot. Uses the core's cache, and no runner.
+    """
+    size = len(prompt) + 10
+    cache = make_core_cache(-(-2 * size // 16) + 1, 16, interval, 8, 1)
+    config = SchedulerConfig(
+        max_num_seqs=1,
+        max_num_batched_tokens=size,
+        max_model_len=size,
+        mamba_block_size=interval,
+        num_kv_cache_groups=2,
+    )
+    scheduler = Scheduler(config, cache)
+    published: dict[int, int] = {}
+    for req_id in ("first", "second"):
+        request = Request.make(req_id, prompt, SamplingParams(max_tokens=1), max_model_len=size)
+        scheduler.add_request(request)
+        remaining = list(budgets) if req_id == "first" else []
+        while scheduler.has_unfinished_requests():
+            budget = remaining.pop(0) if remaining else size
+            scheduler.config = dataclasses.replace(config, max_num_batched_tokens=budget)
+            step = scheduler.schedule()
+            assert 0 < step.total_num_scheduled_tokens <= budget
+            for copy in step.state_copies:
+                if copy.kind == _core.StateCopyKind.snapshot:
+                    published[copy.num_tokens] = request.num_computed_tokens
+                else:
+                    assert (req_id, copy.num_tokens) == ("second", max(published))
+            sampled = [[1] if request.num_computed_tokens == len(prompt) else []]
+            output = _core.ModelRunnerOutput(req_ids=[req_id], req_id_to_index={req_id: 0}, sampled_token_ids=sampled)
+            scheduler.update(step, output)
+    assert request.num_cached_tokens == (len(prompt) - 1) // interval * interval
+    return published

@@ -224,14 +224,13 @@ def test_chunked_prefill_off_needs_a_step_as_long_as_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("where", ["execute", "output"])
+@pytest.mark.parametrize("where", ["check", "execute", "output"])
 def test_a_step_that_raises_fails_its_requests_and_the_others_go_on(where: str, async_scheduling: bool) -> None:
     engine = make_engine(async_scheduling=async_scheduling, mamba_block_size=8, max_num_seqs=2)
     prompts = {req_id: [ord(req_id), *range(20)] for req_id in "abc"}
     for req_id, prompt in prompts.items():
         engine.add_request(req_id, prompt, greedy(max_tokens=8))
-    failing = engine.runner.fail_execute if where == "execute" else engine.runner.fail_output
-    failing.add(4)
+    getattr(engine.runner, f"fail_{where}").add(4)
     outputs = run(engine)
     for req_id in "ab":
         *good, bad = outputs[req_id]
@@ -245,6 +244,21 @@ def test_a_step_that_raises_fails_its_requests_and_the_others_go_on(where: str, 
     again = run(engine)["a"]
     assert again[0].num_cached_tokens == 0
     assert tokens_of(again) == expected_tokens(prompts["a"], 8)
+
+
+def test_the_runner_hears_of_requests_that_ended_before_a_step_that_raised() -> None:
+    engine = make_engine(async_scheduling=False, max_num_seqs=2)
+    engine.add_request("short", [1, 2, 3], greedy(max_tokens=2))
+    engine.add_request("long", [4, 5, 6], greedy(max_tokens=8))
+    engine.runner.fail_check.add(2)  # the step that says that "short" has ended
+    outputs = run(engine)
+    assert outputs["long"][-1].finish_reason == "error"
+    for req_id in "ab":
+        engine.add_request(req_id, [7, ord(req_id)], greedy())
+    outputs = run(engine)
+    assert engine.runner.rows.keys() == {"a", "b"}
+    for req_id in "ab":
+        assert tokens_of(outputs[req_id]) == expected_tokens([7, ord(req_id)], 5)
 
 
 def test_requests_outside_a_failed_step_start_again() -> None:

@@ -426,6 +426,18 @@ def test_abort_works_in_every_state() -> None:
     bench.check_idle()
 
 
+def test_the_runner_hears_of_a_request_that_is_aborted_while_it_is_preempted() -> None:
+    bench = Bench(num_blocks=1 + 8)
+    for req_id in "ab":
+        bench.add(req_id, 12, max_tokens=8)
+    bench.step_until_preempted()
+    assert bench.runner.preempted == {"b"}
+    bench.scheduler.abort(["b"])
+    bench.step()
+    assert bench.last.finished_req_ids == ["b"]
+    assert bench.runner.preempted == set()
+
+
 def test_an_aborted_id_can_be_used_again_at_once() -> None:
     bench = Bench()
     bench.add("a", [1, 2, 3], max_tokens=9)

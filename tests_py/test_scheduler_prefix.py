@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import expected_tokens
-from scheduler_bench import Bench
+from scheduler_bench import Bench, step_budgets
 
 PROMPT = list(range(100, 200))
 
@@ -218,7 +218,28 @@ def test_a_preemption_cancels_a_snapshot_whose_last_token_is_in_flight() -> None
     while request.num_computed_tokens < 15:
         bench.advance(depth=1)
     bench.schedule()
-    bench.scheduler.reset_prefix_cache(preempt_running=True)
+    bench.scheduler._preempt(bench.scheduler._running.pop())
     bench.run()
     assert request.num_preemptions == 1
     bench.check_tokens()
+
+
+@pytest.mark.parametrize(
+    ("interval", "length", "budgets"),
+    [
+        (1600, 2002, [364, 2002]),
+        (1600, 3602, [1600, 1000, 3602]),
+        *[(1600, 3602, [first, 3602]) for first in (800, 900, 1599, 1601, 2000)],
+        *[(1600, 3602, [start, 3602]) for start in (331, 1599, 1601, 2531, 3011)],
+        (1536, 30000, [27648, 1024, 30000]),
+        (12288, 30000, [12288, 4000, 30000]),
+        (12288, 41000, [24576, 8000, 41000]),
+    ],
+)
+def test_a_snapshot_is_the_state_after_exactly_its_tokens(interval: int, length: int, budgets: list[int]) -> None:
+    """D23: whatever the chunks of a step's budget, what is published under a token count was computed to that count."""
+    prompt = [i % 997 for i in range(length)]
+    published = step_budgets(prompt, interval, budgets)
+    last = (length - 1) // interval * interval
+    assert last in published
+    assert all(count % interval == 0 and count == computed for count, computed in published.items())

@@ -115,6 +115,9 @@ class Scheduler:
         request starts again.
         """
         rows = [row for _, step_rows in self._in_flight for row in step_rows]
+        for step, _ in self._in_flight:  # the runner may not have come to these, and ignores ids that it does not know
+            self._finished_ids += step.finished_req_ids
+            self._preempted_ids += step.preempted_req_ids
         self._in_flight.clear()
         alive = [request for request, num_preemptions, _ in rows if request.num_preemptions == num_preemptions]
         outputs = self._finish_all(alive, "error", message)
@@ -476,10 +479,10 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         """End a request and free what it holds; _drop_finished() must follow."""
-        if request.status is RequestStatus.RUNNING:
-            self._finished_ids.append(request.req_id)
-        else:
+        if request.status is not RequestStatus.RUNNING:
             self._waiting.end_one()
+        if request.status is not RequestStatus.WAITING:
+            self._finished_ids.append(request.req_id)
         request.status = RequestStatus.FINISHED
         del self._requests[request.req_id]
         self._cache.remove_request(request.req_id)
