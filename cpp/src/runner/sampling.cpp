@@ -1,0 +1,77 @@
+#include "cpp/src/runner/sampling.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace deltaic {
+
+StepSampler::StepSampler(int vocab_size, int max_num_rows, const ops::Context& ctx)
+    : ctx_(ctx),
+      vocab_size_(vocab_size),
+      max_num_rows_(max_num_rows),
+      logits_(DType::f32, {max_num_rows, vocab_size}, ctx.device) {}
+
+ModelRunnerOutput StepSampler::sample(HybridDecoder& decoder, const TensorView& hidden_states, const StepInputs& inputs,
+                                      int num_rows, InputBatch& batch) {
+  ModelRunnerOutput output;
+  output.sampled_token_ids.resize(static_cast<std::size_t>(num_rows));
+  hidden_rows_.clear(), sampled_rows_.clear(), sampler_rows_.clear();
+  for (int i = 0; i < num_rows; ++i) {
+    const BatchRow& row = batch.row(i);
+    output.req_ids.push_back(row.req_id);
+    output.req_id_to_index.emplace(row.req_id, i);
+    if (row.sampling_params.prompt_logprobs)
+      add_prompt_logprobs(decoder, hidden_states, inputs.query_start_loc[static_cast<std::size_t>(i)], row, output);
+    if (row.is_partial_prefill()) continue;
+    sampled_rows_.push_back(i);
+  }
+  if (sampled_rows_.empty()) return output;
+
+  hidden_rows_.clear();
+  for (const int i : sampled_rows_) hidden_rows_.push_back(inputs.logits_indices[static_cast<std::size_t>(i)]);
+  const TensorView step_logits = logits(static_cast<std::int64_t>(sampled_rows_.size()));
+  decoder.compute_logits(hidden_states, hidden_rows_, step_logits);
+  for (std::size_t i = 0; i < sampled_rows_.size(); ++i) {
+    const BatchRow& row = batch.row(sampled_rows_[i]);
+    const auto index = static_cast<std::int64_t>(i);
+    sampler_rows_.push_back({.logits = step_logits.slice(index, index + 1).reshape({vocab_size_}),
+                             .params = &row.sampling_params,
+                             .prompt_token_ids = row.prompt_token_ids(),
+                             .output_token_ids = row.output_token_ids(),
+                             .seed = row.seed});
+  }
+
+  std::vector<ops::SampledToken> tokens = ops::sample(ctx_, sampler_rows_);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const int row = sampled_rows_[i];
+    const std::string& req_id = batch.row(row).req_id;
+    if (!tokens[i].is_finite) {
+      output.failed_req_ids.push_back(req_id);
+      continue;
+    }
+    batch.append_sampled_token(row, tokens[i].token_id);
+    output.sampled_token_ids[static_cast<std::size_t>(row)].push_back(tokens[i].token_id);
+    if (tokens[i].logprobs) output.logprobs[req_id].push_back(std::move(*tokens[i].logprobs));
+  }
+  return output;
+}
+
+void StepSampler::add_prompt_logprobs(HybridDecoder& decoder, const TensorView& hidden_states, int first_hidden_row,
+                                      const BatchRow& row, ModelRunnerOutput& output) {
+  // The logits of a position are about the token behind it, so the last prompt position has no entry.
+  const int end = std::min(row.seq_len(), row.num_prompt_tokens - 1);
+  for (int begin = row.num_computed_tokens; begin < end; begin += max_num_rows_) {
+    const int count = std::min(max_num_rows_, end - begin);
+    hidden_rows_.clear();
+    for (int i = 0; i < count; ++i) hidden_rows_.push_back(first_hidden_row + begin - row.num_computed_tokens + i);
+    const TensorView chunk = logits(count);
+    decoder.compute_logits(hidden_states, hidden_rows_, chunk);
+    std::vector<TokenLogprobs>& entries = output.prompt_logprobs[row.req_id];
+    for (int i = 0; i < count; ++i)
+      entries.push_back(ops::token_logprobs(
+          {chunk.as<float>() + std::int64_t{i} * vocab_size_, static_cast<std::size_t>(vocab_size_)},
+          row.token_ids[static_cast<std::size_t>(begin + i + 1)], *row.sampling_params.prompt_logprobs));
+  }
+}
+
+}  // namespace deltaic
