@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -146,4 +148,25 @@ TEST_CASE("both ways to draw give the token of the plain argmax") {
       CHECK(ops::draw(candidates, max, temperature, {row.seed, 3}) == expected);
     }
   }
+}
+
+TEST_CASE("two tokens with the same score: the lower id wins") {
+  constexpr std::uint32_t kVocab = 248320;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> words;  // bits, id
+  words.reserve(kVocab);
+  for (std::uint32_t id = 0; id < kVocab; ++id) words.emplace_back(ops::random_bits(1, 0, id), id);
+  std::sort(words.begin(), words.end());
+  int num_pairs = 0;
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    if (words[i].first != words[i - 1].first) continue;
+    const auto low = static_cast<std::int32_t>(words[i - 1].second), high = static_cast<std::int32_t>(words[i].second);
+    const std::vector<ops::Candidate> rising{{1.0F, low}, {1.0F, high}}, falling{{1.0F, high}, {1.0F, low}};
+    CHECK(ops::draw(rising, 1.0F, 1.0F, {1, 0}) == low);
+    CHECK(ops::draw(falling, 1.0F, 1.0F, {1, 0}) == low);
+    std::vector<float> logits(kVocab, -std::numeric_limits<float>::infinity());
+    logits[words[i - 1].second] = logits[words[i].second] = 1.0F;
+    CHECK(ops::draw(logits, 1.0F, 1.0F, -1.0F, {1, 0}) == low);
+    ++num_pairs;
+  }
+  CHECK(num_pairs > 0);
 }

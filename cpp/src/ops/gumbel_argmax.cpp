@@ -72,11 +72,11 @@ inline void random_words_side_by_side(NoiseKey key, std::uint32_t first_group, s
 }  // namespace
 
 std::int32_t draw(std::span<const float> logits, float max_logit, float temperature, float lowest, NoiseKey key) {
-  constexpr float kMasked = -std::numeric_limits<float>::infinity();
   Best best(max_logit, temperature);
   const auto bits_of = [&](std::size_t id) {
     return random_bits(key.seed, key.position, static_cast<std::uint32_t>(id));
   };
+  // One finite score first: -inf reaches no threshold.
   const std::int32_t likeliest = first_index_of(logits, max_logit);
   best.offer(max_logit, likeliest, bits_of(static_cast<std::size_t>(likeliest)));
 
@@ -100,13 +100,13 @@ std::int32_t draw(std::span<const float> logits, float max_logit, float temperat
       if (wins == 0) continue;
       for (std::size_t g = 0; g < kGroups; ++g) {
         const std::size_t j = 4 * g + word;
-        if (relative[j] + gumbel_bound(bits[word][g]) < threshold || x[j] < lowest || x[j] == kMasked) continue;
+        if (relative[j] + gumbel_bound(bits[word][g]) < threshold || x[j] < lowest) continue;
         best.offer(x[j], static_cast<std::int32_t>(i + j), bits[word][g]);
       }
     }
   }
   for (; i < logits.size(); ++i)
-    if (logits[i] >= lowest && logits[i] != kMasked) best.offer(logits[i], static_cast<std::int32_t>(i), bits_of(i));
+    if (logits[i] >= lowest) best.offer(logits[i], static_cast<std::int32_t>(i), bits_of(i));
   return best.token_id();
 }
 

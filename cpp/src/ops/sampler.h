@@ -18,7 +18,7 @@ struct SamplerRow {
   const SamplingParams* params = nullptr;
   std::span<const std::int32_t> prompt_token_ids{};
   std::span<const std::int32_t> output_token_ids{};  // generated so far, drafts before this position included
-  std::uint64_t seed = 0;                          // of the request: given by the user, or drawn once for it
+  std::uint64_t seed = 0;                            // of the request: given by the user, or drawn once for it
 };
 
 struct SampledToken {
