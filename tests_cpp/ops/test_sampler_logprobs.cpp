@@ -7,6 +7,7 @@
 #include <deltaic/error.h>
 #include <doctest/doctest.h>
 
+#include "cpp/src/core/thread_pool.h"
 #include "tests_cpp/ops/sampler_support.h"
 
 using namespace deltaic;
@@ -109,4 +110,34 @@ TEST_CASE("rows that are not finite have no log probabilities") {
     CHECK_THROWS_AS(ops::token_logprobs(logits, 0, 1), InvalidArgument);
   }
   CHECK_FALSE(ops::is_finite(std::vector<float>(3, -kInfinity)));
+}
+
+TEST_CASE("token_logprobs of many rows equals one by one, whatever the row stride; a row with a NaN has none") {
+  constexpr std::int64_t kRows = 7, kVocab = 100, kStride = 128;
+  std::vector<float> buffer = test::random_logits(kRows * kStride, 3);
+  buffer[2 * kStride + 50] = std::numeric_limits<float>::quiet_NaN();
+  buffer[3 * kStride + kVocab] = std::numeric_limits<float>::quiet_NaN();  // padding
+  const std::vector<std::int32_t> token_ids{0, 99, 3, 4, 5, 6, 7};
+  TensorView logits = make_view(buffer.data(), DType::f32, {kRows, kVocab});
+  logits.stride[0] = kStride;
+  ThreadPool pool(3);
+  for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+    const auto rows = ops::token_logprobs({.threads = threads}, logits, token_ids, 4);
+    REQUIRE(rows.size() == kRows);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      CHECK(rows[i].has_value() == (i != 2));
+      if (!rows[i]) continue;
+      const TokenLogprobs one = ops::token_logprobs({buffer.data() + i * kStride, kVocab}, token_ids[i], 4);
+      CHECK(rows[i]->token_ids == one.token_ids);
+      CHECK(rows[i]->logprobs == one.logprobs);
+      CHECK(rows[i]->rank == one.rank);
+    }
+  }
+  CHECK(ops::token_logprobs({}, logits.slice(0, 0), {}, 4).empty());
+  CHECK_THROWS_WITH_AS(ops::token_logprobs({}, logits, std::span(token_ids).first(6), 4),
+                       "logits have 7 rows, and there are 6 token ids", InvalidArgument);
+  CHECK_THROWS_AS(ops::token_logprobs({}, logits, std::vector<std::int32_t>(7, 100), 4), InvalidArgument);
+  CHECK_THROWS_AS(ops::token_logprobs({.device = {DeviceType::cuda, 0}}, logits, token_ids, 4), Unsupported);
+  logits.stride[1] = 2;
+  CHECK_THROWS_AS(ops::token_logprobs({}, logits, token_ids, 4), InvalidArgument);
 }

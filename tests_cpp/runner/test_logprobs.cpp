@@ -95,3 +95,18 @@ TEST_CASE("logprobs are given where asked for: one entry a sampled token, none f
   const DenseForwardOutput dense = engine.runner.dense_forward(prompt);
   CHECK(entry.logprobs[0] == doctest::Approx(dense_logprob(dense, model.config.vocab_size, 6, token)).epsilon(1e-4));
 }
+
+TEST_CASE("D56: prompt positions without finite logits fail their request and no other") {
+  const TinyModel model = tiny_qwen3_5();
+  ModelRunner runner = make_runner(model);
+  SamplingParams params = greedy();
+  params.prompt_logprobs = 1;
+  Step step(runner);
+  step.admit("bad", prompt_of(8, 1), {0, 1}, 4, params, 4);  // four computed tokens that are NaN in the caches
+  step.admit("good", prompt_of(8, 1), {2, 3}, 8, params);
+  const ModelRunnerOutput output = run_step(runner, step);
+  CHECK(output.failed_req_ids == std::vector<std::string>{"bad"});
+  CHECK(output.sampled_token_ids[static_cast<std::size_t>(output.req_id_to_index.at("bad"))].empty());
+  CHECK(output.sampled_token_ids[static_cast<std::size_t>(output.req_id_to_index.at("good"))].size() == 1);
+  CHECK(output.prompt_logprobs.at("good").size() == 7);
+}

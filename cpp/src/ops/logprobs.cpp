@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "cpp/src/check.h"
+#include "cpp/src/core/thread_pool.h"
 #include "cpp/src/ops/logits_row.h"
 #include "cpp/src/ops/sampler.h"
 #include "cpp/src/ops/top_k_top_p.h"
@@ -46,6 +47,32 @@ TokenLogprobs token_logprobs(std::span<const float> logits, std::int32_t token_i
   append({logit, token_id});
   for (const Candidate& c : best_in_order(logits, static_cast<std::size_t>(count))) append(c);
   result.rank = static_cast<int>(count_above(logits, logit)) + 1;
+  return result;
+}
+
+std::vector<std::optional<TokenLogprobs>> token_logprobs(const Context& ctx, TensorView logits,
+                                                         std::span<const std::int32_t> token_ids, int num_logprobs) {
+  if (ctx.device.type != DeviceType::cpu) throw Unsupported("log probabilities on CUDA are not supported");
+  DELTAIC_CHECK(logits.rank == 2 && logits.dtype == DType::f32 && logits.device == ctx.device && logits.stride[1] == 1,
+                "logits must be [num_rows, vocab_size] f32 with contiguous rows on the op's device, are ",
+                name(logits.dtype), " of rank ", logits.rank);
+  DELTAIC_CHECK(logits.shape[0] == static_cast<std::int64_t>(token_ids.size()), "logits have ", logits.shape[0],
+                " rows, and there are ", token_ids.size(), " token ids");
+  const float* data = logits.as<float>();
+  const auto vocab_size = static_cast<std::size_t>(logits.shape[1]);
+  std::vector<std::optional<TokenLogprobs>> result(token_ids.size());
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::span<const float> row(data + i * logits.stride[0], vocab_size);
+      const auto index = static_cast<std::size_t>(i);
+      if (is_finite(row)) result[index] = token_logprobs(row, token_ids[index], num_logprobs);
+    }
+  };
+  if (ctx.threads == nullptr) {
+    body(0, logits.shape[0]);
+  } else {
+    ctx.threads->parallel_for(logits.shape[0], 1, body);
+  }
   return result;
 }
 

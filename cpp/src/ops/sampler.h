@@ -45,4 +45,11 @@ bool is_finite(std::span<const float> logits);
 // InvalidArgument where is_finite(logits) is false, and for an id outside the vocabulary.
 TokenLogprobs token_logprobs(std::span<const float> logits, std::int32_t token_id, int num_logprobs);
 
+// The same of many rows, on ctx.threads or in the caller; none for a row that is not finite.
+//   logits     [num_rows, vocab_size] f32, rows contiguous, any row stride
+//   token_ids  [num_rows]
+// num_rows may be 0. Throws as above otherwise, and Unsupported on CUDA.
+std::vector<std::optional<TokenLogprobs>> token_logprobs(const Context& ctx, TensorView logits,
+                                                         std::span<const std::int32_t> token_ids, int num_logprobs);
+
 }  // namespace deltaic::ops

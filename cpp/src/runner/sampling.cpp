@@ -20,8 +20,12 @@ ModelRunnerOutput StepSampler::sample(HybridDecoder& decoder, const TensorView& 
     const BatchRow& row = batch.row(i);
     output.req_ids.push_back(row.req_id);
     output.req_id_to_index.emplace(row.req_id, i);
-    if (row.sampling_params.prompt_logprobs)
-      add_prompt_logprobs(decoder, hidden_states, inputs.query_start_loc[static_cast<std::size_t>(i)], row, output);
+    if (row.sampling_params.prompt_logprobs &&
+        !add_prompt_logprobs(decoder, hidden_states, inputs.query_start_loc[static_cast<std::size_t>(i)], row,
+                             output)) {
+      output.failed_req_ids.push_back(row.req_id);
+      continue;
+    }
     if (row.is_partial_prefill()) continue;
     sampled_rows_.push_back(i);
   }
@@ -56,7 +60,7 @@ ModelRunnerOutput StepSampler::sample(HybridDecoder& decoder, const TensorView& 
   return output;
 }
 
-void StepSampler::add_prompt_logprobs(HybridDecoder& decoder, const TensorView& hidden_states, int first_hidden_row,
+bool StepSampler::add_prompt_logprobs(HybridDecoder& decoder, const TensorView& hidden_states, int first_hidden_row,
                                       const BatchRow& row, ModelRunnerOutput& output) {
   // The logits of a position are about the token behind it, so the last prompt position has no entry.
   const int end = std::min(row.seq_len(), row.num_prompt_tokens - 1);
@@ -66,12 +70,13 @@ void StepSampler::add_prompt_logprobs(HybridDecoder& decoder, const TensorView& 
     for (int i = 0; i < count; ++i) hidden_rows_.push_back(first_hidden_row + begin - row.num_computed_tokens + i);
     const TensorView chunk = logits(count);
     decoder.compute_logits(hidden_states, hidden_rows_, chunk);
-    std::vector<TokenLogprobs>& entries = output.prompt_logprobs[row.req_id];
-    for (int i = 0; i < count; ++i)
-      entries.push_back(ops::token_logprobs(
-          {chunk.as<float>() + std::int64_t{i} * vocab_size_, static_cast<std::size_t>(vocab_size_)},
-          row.token_ids[static_cast<std::size_t>(begin + i + 1)], *row.sampling_params.prompt_logprobs));
+    const std::span<const std::int32_t> tokens(row.token_ids.data() + begin + 1, static_cast<std::size_t>(count));
+    for (auto& entry : ops::token_logprobs(ctx_, chunk, tokens, *row.sampling_params.prompt_logprobs)) {
+      if (!entry) return false;
+      output.prompt_logprobs[row.req_id].push_back(*std::move(entry));
+    }
   }
+  return true;
 }
 
 }  // namespace deltaic

@@ -27,7 +27,8 @@ class StepSampler {
                            int num_rows, InputBatch& batch);
 
  private:
-  void add_prompt_logprobs(HybridDecoder& decoder, const TensorView& hidden_states, int first_hidden_row,
+  // False where the logits of a prompt position are not finite.
+  bool add_prompt_logprobs(HybridDecoder& decoder, const TensorView& hidden_states, int first_hidden_row,
                            const BatchRow& row, ModelRunnerOutput& output);
   TensorView logits(std::int64_t num_rows) const { return logits_.view().slice(0, num_rows); }
 
