@@ -1,0 +1,353 @@
+"""Prompts in, text out: the offline interface."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from deltaic.chat import ChatTemplate, Message, find_chat_template
+from deltaic.checkpoint import default_sampling_fields, eos_token_ids, resolve_model
+from deltaic.engine import Engine
+from deltaic.engine_config import EngineConfig
+from deltaic.input_processor import EngineInput, InputProcessor, Prompt
+from deltaic.interrupts import deferred_interrupt
+from deltaic.output_processor import OutputProcessor
+from deltaic.outputs import RequestOutput
+from deltaic.progress import ProgressBar
+from deltaic.sampling_params import RequestOutputKind, SamplingParams
+from deltaic.tokenizer import Tokenizer, load_tokenizer
+
+
+class LLM:
+    """One model, loaded, with its tokenizer. Not thread-safe.
+
+    `model` is a checkpoint folder, a hub id, or None for the model that ships with deltaic. `options` are the further
+    fields of EngineConfig. `seed` makes requests without a seed of their own repeatable; max_logprobs (-1: no limit)
+    bounds what a request may ask for. ValueError, TypeError, Unsupported or MemoryError names the option and the
+    numbers when the model cannot be run so.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        enable_prefix_caching: bool = True,
+        speculative_tokens: int | str = "auto",
+        seed: int | None = None,
+        load_format: str = "auto",
+        max_logprobs: int = 20,
+        **options: Any,
+    ) -> None:
+        config = EngineConfig(
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enable_prefix_caching=enable_prefix_caching,
+            speculative_tokens=speculative_tokens,
+            load_format=load_format,
+            **options,
+        )
+        self.model_folder = resolve_model(model)
+        self._tokenizer = load_tokenizer(self.model_folder)
+        tokenizer_eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
+        self._eos_token_ids = eos_token_ids(self.model_folder, tokenizer_eos)
+        self._default_params = SamplingParams.from_optional(default_sampling_fields(self.model_folder))
+        self._engine = Engine.from_checkpoint(self.model_folder, config)
+        self._inputs = InputProcessor(
+            self._tokenizer,
+            vocab_size=self._engine.vocab_size,
+            max_model_len=self.max_model_len,
+            max_logprobs=max_logprobs,
+            seed=seed,
+        )
+        self._outputs = OutputProcessor(self._tokenizer)
+        self._next_id = itertools.count()
+        self._ready: dict[str, deque[RequestOutput]] = {}  # of the requests that someone waits for
+
+    @property
+    def max_model_len(self) -> int:
+        return self._engine.scheduler_config.max_model_len
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    def get_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ValueError(f"{self.model_folder} has no tokenizer.json")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what applies when no SamplingParams are given: those of the model's generation_config.json."""
+        return self._default_params
+
+    def get_metrics(self) -> dict[str, int | float]:
+        """Return gauges of now and counters since the start, by name."""
+        stats, cache = self._engine.stats(), self._engine.stats().cache
+        return {
+            "num_requests_running": stats.num_running,
+            "num_requests_waiting": stats.num_waiting,
+            "num_preemptions": stats.num_preemptions,
+            "prompt_tokens": stats.num_prompt_tokens,
+            "generation_tokens": stats.num_generated_tokens,
+            "kv_cache_usage": stats.cache_usage,
+            "prefix_cache_queries": cache.num_query_tokens,
+            "prefix_cache_hits": cache.num_hit_tokens,
+            "prefix_cache_evicted_blocks": cache.num_evicted_blocks,
+            "state_snapshots": cache.num_snapshots,
+            "state_snapshots_evicted": cache.num_evicted_snapshots,
+        }
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, changing nothing, while requests run."""
+        return self._engine.reset_prefix_cache()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; return their outputs in the same order.
+
+        A prompt is a string or {"prompt_token_ids": [...]}. One SamplingParams serves all prompts, a list has one for
+        each; None takes the model's defaults, while given ones are taken as they stand. All prompts are checked before
+        any runs: the error names the index of the first that is wrong. A request that fails later has
+        finish_reason "error", warns, and leaves the others alone. progress: None shows a bar on a terminal.
+        """
+        if isinstance(prompts, (str, Mapping)):
+            return self._run([self._inputs.process(prompts, self._one_params(sampling_params))], priority, progress)
+        items = _as_list("prompts", "strings or {'prompt_token_ids': [...]}", prompts)
+        given = self._list_params(sampling_params, len(items))
+        inputs = []
+        for i, (prompt, params) in enumerate(zip(items, given, strict=True)):
+            with _naming(f"prompts[{i}]"):
+                inputs.append(self._inputs.process(prompt, params))
+        return self._run(inputs, priority, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them; return one output for each.
+
+        chat_template is the source of a template to use instead of the model's; chat_template_kwargs are what it
+        reads beside the messages (enable_thinking, say). continue_final_message lets the model go on with the last
+        message instead of answering it.
+        """
+        template = self._template(chat_template, for_tools=tools is not None)
+        several = bool(_as_list("messages", "messages", messages)) and not isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
+        given = self._list_params(sampling_params, len(conversations))
+        inputs = []
+        for i, (conversation, params) in enumerate(zip(conversations, given, strict=True)):
+            with _naming(f"conversation {i}" if several else ""):
+                text = self._render(
+                    template,
+                    conversation,
+                    tools=tools,
+                    template_kwargs=chat_template_kwargs,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                )
+                inputs.append(self._inputs.process(text, params, add_special_tokens=False))
+        return self._run(inputs, None, progress)
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None, **chat_options: Any
+    ) -> Iterator[str]:
+        """Yield the text of one completion as it grows; of a prompt, or of the answer to a list of messages.
+
+        The pieces, concatenated, are the text that generate or chat returns. chat_options are chat's. Leaving the
+        loop aborts the request. RuntimeError when the request fails.
+        """
+        params = self._one_params(sampling_params)
+        if params.n != 1:
+            raise ValueError(f"n must be 1 to stream text, got {params.n}: stream_outputs tells completions apart")
+        outputs = self.stream_outputs(prompt, params, **chat_options)
+        return (output.text for output in outputs if output.text)
+
+    def stream_outputs(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None, **chat_options: Any
+    ) -> Iterator[RequestOutput]:
+        """Yield outputs that hold what is new, as stream does its text; checked now, run when iterated.
+
+        The request is queued by the first next(). Text may come later than its tokens: half a character and what may
+        become a stop string are held back.
+        """
+        params = replace(self._one_params(sampling_params), output_kind=RequestOutputKind.DELTA)
+        if isinstance(prompt, (str, Mapping)):
+            if chat_options:
+                raise TypeError(
+                    f"{next(iter(chat_options))} is for messages, got a prompt of type {type(prompt).__name__}"
+                )
+            given = self._inputs.process(prompt, params)
+        else:
+            text = self.render_chat(prompt, **chat_options)
+            given = self._inputs.process(text, params, add_special_tokens=False)
+        return self._stream(given)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Return the text that chat gives to the model for one conversation."""
+        return self._render(
+            self._template(chat_template, for_tools=tools is not None),
+            messages,
+            tools=tools,
+            template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+    def _one_params(self, params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams:
+        return self._list_params(params, 1)[0]
+
+    def _list_params(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            return [self._default_params] * num_prompts
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        given = _as_list("sampling_params", "SamplingParams", params)
+        if len(given) != num_prompts:
+            raise ValueError(f"sampling_params must be one or one for each of {num_prompts} prompts, got {len(given)}")
+        return given
+
+    def _template(self, source: str | None, *, for_tools: bool) -> ChatTemplate:
+        source = source if source is not None else find_chat_template(self.model_folder, for_tools=for_tools)
+        if source is None:
+            raise ValueError(f"{self.model_folder} has no chat template: give chat_template, or use generate")
+        return ChatTemplate(source)
+
+    def _render(self, template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
+        return template.render(messages, special_tokens=self.get_tokenizer().special_tokens_map, **options)
+
+    def _add(self, given: EngineInput, priority: int = 0) -> str:
+        """Queue one request; nothing of it stays when a part is refused."""
+        request_id = str(next(self._next_id))
+        req_ids = self._outputs.add_request(request_id, given)
+        self._ready[request_id] = deque()
+        try:
+            for index, req_id in enumerate(req_ids):
+                self._engine.add_request(
+                    req_id,
+                    given.prompt_token_ids,
+                    given.completion_params(index),
+                    eos_token_ids=self._eos_token_ids,
+                    bad_words_token_ids=given.bad_words_token_ids,
+                    priority=priority,
+                )
+        except BaseException:
+            self._abort(request_id)
+            raise
+        return request_id
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort(self._outputs.abort(request_id))
+        self._ready.pop(request_id, None)
+
+    def _step(self) -> list[str]:
+        """Run one step of the engine and hand its outputs to those who wait; return the requests that finished."""
+        with deferred_interrupt():
+            outputs, ended = self._outputs.process(self._engine.step())
+            if ended:
+                self._engine.abort(ended)
+            for output in outputs:
+                if output.request_id in self._ready:
+                    self._ready[output.request_id].append(output)
+        return [output.request_id for output in outputs if output.finished]
+
+    def _stream(self, given: EngineInput) -> Iterator[RequestOutput]:
+        request_id = self._add(given)
+        try:
+            finished = False
+            while not finished:
+                while not self._ready[request_id]:
+                    self._step()
+                output = self._ready[request_id].popleft()
+                for completion in output.outputs:
+                    if completion.error is not None:
+                        raise RuntimeError(f"request {request_id} failed: {completion.error}")
+                finished = output.finished
+                yield output
+        finally:
+            self._abort(request_id)
+
+    def _run(
+        self, inputs: Sequence[EngineInput], priority: Sequence[int] | None, progress: bool | None
+    ) -> list[RequestOutput]:
+        """Run requests to their end."""
+        priorities = [0] * len(inputs) if priority is None else list(priority)
+        if len(priorities) != len(inputs):
+            raise ValueError(f"priority must have one number for each of {len(inputs)} prompts, got {len(priorities)}")
+        request_ids: list[str] = []
+        with ProgressBar(len(inputs), progress) as bar:
+            try:
+                for given, rank in zip(inputs, priorities, strict=True):
+                    params = replace(given.sampling_params, output_kind=RequestOutputKind.FINAL_ONLY)
+                    request_ids.append(self._add(replace(given, sampling_params=params), rank))
+                unfinished = set(request_ids)
+                while unfinished:
+                    finished = unfinished.intersection(self._step())
+                    unfinished -= finished
+                    bar.advance(len(finished))
+                outputs = [self._ready[request_id][0] for request_id in request_ids]
+            finally:
+                for request_id in request_ids:
+                    self._abort(request_id)
+        for i, output in enumerate(outputs):
+            for completion in output.outputs:
+                if completion.error is not None:
+                    warnings.warn(f"request {i} failed: {completion.error}", RuntimeWarning, stacklevel=3)
+        return outputs
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Put a name, if there is one, in front of the message of what is wrong with one of several."""
+    try:
+        yield
+    except (ValueError, TypeError, NotImplementedError) as error:
+        if not name:
+            raise
+        raise type(error)(f"{name}: {error}") from error
+
+
+def _as_list(name: str, of: str, values: object) -> list[Any]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a list of {of}, got {type(values).__name__}")
+    return list(values)
