@@ -1,0 +1,377 @@
+"""The command line: `deltaic generate`, `chat` and `info`.
+
+Exit codes: 0, 1 for what failed, 2 for what was asked wrongly; 130 after Ctrl-C. Errors are one line on stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deltaic._core import __version__
+
+if TYPE_CHECKING:
+    from deltaic.llm import LLM
+    from deltaic.outputs import RequestOutput
+    from deltaic.sampling_params import SamplingParams
+
+FIRST_PROMPT = "Once upon a time"
+
+app = typer.Typer(
+    name="deltaic",
+    help="Run hybrid language models: Gated DeltaNet and full attention.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+# Options that several commands share.
+Model = Annotated[str | None, typer.Option(help="Checkpoint folder or hub id; the bundled model if left out.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option(help="0: greedy; at most 2. Default: the model's.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this share, in (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens; 0: all.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest, in [0, 1].")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: discourage tokens that came before.")]
+Seed = Annotated[int | None, typer.Option(help="Repeat a sampled text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the text before this string; may be given several times.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="Of activations and caches: auto or float32.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output.")]
+CacheBytes = Annotated[int | None, typer.Option("--kv-cache-memory-bytes", help="Memory for all caches.")]
+NumThreads = Annotated[int, typer.Option(help="CPU threads; 0: all that this process may use.")]
+System = Annotated[str | None, typer.Option(help="A system message before the first one.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class CommandError(Exception):
+    """What ends a command: one line for stderr, and the exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Turn what the block refuses into an error of usage."""
+    try:
+        yield
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise CommandError(str(error), 2) from error
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
+) -> None:
+    if version:
+        print(f"deltaic {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help=f"'-' reads it from stdin. Default: {FIRST_PROMPT!r}.")] = None,
+    model: Model = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Answer the prompt, or continue it. Default: --raw for the bundled model and "
+            "for models without a chat template.",
+        ),
+    ] = None,
+    system: System = None,
+    max_tokens: MaxTokens = 128,
+    min_tokens: Annotated[int | None, typer.Option(help="Let nothing end the text within so many tokens.")] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="[-2, 2]: discourage tokens that came.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="[-2, 2]: the same, each time again.")] = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end of the text.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens of one step.")] = None,
+    kv_cache_memory_bytes: CacheBytes = None,
+    num_threads: NumThreads = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Show tokens and times on stderr.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Continue a prompt, or answer it; the text streams to stdout."""
+    from deltaic.chat import find_chat_template
+    from deltaic.checkpoint import resolve_model
+
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if prompt is None:
+        if model is not None:
+            raise CommandError("PROMPT is missing: give a text, or '-' to read it from stdin", 2)
+        prompt = FIRST_PROMPT
+    folder = resolve_model(model)
+    if chat is None:
+        chat = model is not None and find_chat_template(folder) is not None
+    if system is not None and not chat:
+        raise CommandError("--system needs --chat: a text that is continued has no system message", 2)
+    params = sampling_params(
+        folder,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or None,
+        ignore_eos=ignore_eos,
+    )
+    llm = load(
+        folder,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        num_threads=num_threads,
+    )
+    given: Any = prompt
+    if chat:
+        given = [{"role": "user", "content": prompt}]
+        if system is not None:
+            given.insert(0, {"role": "system", "content": system})
+    if as_json:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a failed request is reported below
+            output = (llm.chat if chat else llm.generate)(given, params)[0]
+        if output.outputs[0].error is not None:
+            raise CommandError(f"generation failed: {output.outputs[0].error}", 1)
+        print(json.dumps(as_object(output, folder), ensure_ascii=False))
+    else:
+        if sys.stdout.isatty() and not chat:
+            sys.stdout.write(prompt)  # a person reads the two as one text
+        output = write_stream(llm, given, params)
+    if stats:
+        print(describe(output), file=sys.stderr)
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    kv_cache_memory_bytes: CacheBytes = None,
+    num_threads: NumThreads = 0,
+    debug: Debug = False,
+) -> None:
+    """Converse with a model; /help shows the commands."""
+    from deltaic.chat_session import ChatSession
+    from deltaic.checkpoint import resolve_model
+
+    folder = resolve_model(model)
+    params = sampling_params(
+        folder,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or None,
+    )
+    llm = load(
+        folder,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        num_threads=num_threads,
+    )
+    if not sys.stdin.isatty():
+        ChatSession(llm, params, system=system).run()
+        return
+    import readline  # noqa: F401  (gives input() its history and its keys)
+
+    print(f"deltaic {__version__}, {folder.name}. /help shows the commands.", file=sys.stderr)
+    ChatSession(llm, params, read=lambda: input("\n> "), system=system).run()
+
+
+@app.command()
+def info(
+    model: Annotated[
+        str | None, typer.Argument(help="Checkpoint folder or hub id; the bundled model if left out.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most requests that run at once.")] = None,
+    kv_cache_memory_bytes: CacheBytes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a model is and what of it fits into memory; reads no weights."""
+    from deltaic.checkpoint import resolve_model
+    from deltaic.engine_config import EngineConfig
+    from deltaic.model_info import describe_model, model_info
+
+    with usage():
+        config = EngineConfig(
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+        )
+    found = model_info(resolve_model(model), config)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found)))
+    else:
+        for name, value in describe_model(found):
+            print(f"{name:<14}{value}")
+
+
+def sampling_params(folder: Path, **given: Any) -> SamplingParams:
+    """Return what was given, over the defaults of the model's generation_config.json."""
+    from deltaic.checkpoint import default_sampling_fields
+    from deltaic.sampling_params import SamplingParams
+
+    defaults = default_sampling_fields(folder)
+    with usage():
+        return SamplingParams.from_optional(defaults, **given)
+
+
+def load(folder: Path, **options: Any) -> LLM:
+    """Load a model for one request at a time, with a sign of life on a terminal."""
+    from deltaic.engine_config import EngineConfig
+    from deltaic.llm import LLM
+
+    with usage():
+        EngineConfig(max_num_seqs=1, **options)
+    if not sys.stderr.isatty():
+        return LLM(folder, max_num_seqs=1, **options)
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"loading {folder.name}"):
+        return LLM(folder, max_num_seqs=1, **options)
+
+
+def write_stream(llm: LLM, given: Any, params: SamplingParams) -> RequestOutput:
+    """Write the text as it comes; return the last output, which holds the counts."""
+    output = None
+    for output in llm.stream_outputs(given, params):
+        sys.stdout.write(output.text)
+        sys.stdout.flush()
+    assert output is not None  # a request ends with an output
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return output
+
+
+def as_object(output: RequestOutput, folder: Path) -> dict[str, Any]:
+    completion = output.outputs[0]
+    metrics = output.metrics
+    return {
+        "model": str(folder),
+        "prompt": output.prompt,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "num_output_tokens": len(completion.token_ids),
+        "time_to_first_token_s": metrics and metrics.time_to_first_token,
+        "tokens_per_second": metrics and metrics.tokens_per_second,
+    }
+
+
+def describe(output: RequestOutput) -> str:
+    metrics = output.metrics
+    if metrics is None or metrics.time_to_first_token is None:
+        return f"{len(output.prompt_token_ids)} prompt tokens, no output"
+    rate = metrics.tokens_per_second
+    return (
+        f"{len(output.prompt_token_ids)} prompt tokens, {metrics.num_generation_tokens} output tokens, "
+        f"first after {metrics.time_to_first_token * 1e3:.0f} ms"
+        + ("" if rate is None else f", then {rate:.1f} tokens/s")
+    )
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command line; return the exit code."""
+    options = list(args)[: list(args).index("--")] if "--" in args else list(args)
+    debug = "--debug" in options
+    try:
+        code = app(args=list(args), prog_name="deltaic", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has gone; the interpreter must not try to flush the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, exit_code = explain(error, debug)
+        print(f"error: {message}", file=sys.stderr)
+        return exit_code
+    return code if isinstance(code, int) else 0
+
+
+def explain(error: Exception, debug: bool) -> tuple[str, int]:
+    """Return the line for an error and its exit code."""
+    from deltaic.checkpoint import one_line
+
+    if isinstance(error, CommandError):
+        return one_line(error), error.exit_code
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # what typer raises for a wrong command line
+        context = getattr(error, "ctx", None)
+        hint = "" if context is None else f" (see {context.command_path} --help)"
+        return " ".join(error.format_message().split()) + hint, error.exit_code
+    if isinstance(error, (ValueError, NotImplementedError, MemoryError, OSError, RuntimeError)):
+        return one_line(error), 1
+    hint = "" if debug else " (a defect of deltaic; --debug shows where)"
+    return f"{type(error).__name__}: {one_line(error)}{hint}", 1
+
+
+def main() -> None:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
