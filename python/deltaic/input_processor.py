@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Union
+from typing import Any, TypedDict
 
 from deltaic.sampling_params import SamplingParams
 from deltaic.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-Prompt = Union[str, TextPrompt, TokensPrompt]  # noqa: UP007  (evaluated at run time, also by Python 3.10)
+Prompt = str | TextPrompt | TokensPrompt
 
 
 @dataclass(frozen=True, slots=True)
