@@ -1,10 +1,12 @@
 """A native inference engine for hybrid language models: Gated DeltaNet and full attention."""
 
 from deltaic._core import __version__
+from deltaic.llm import LLM
 from deltaic.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from deltaic.sampling_params import RequestOutputKind, SamplingParams
 
 __all__ = [
+    "LLM",
     "CompletionOutput",
     "Logprob",
     "RequestMetrics",

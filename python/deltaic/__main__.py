@@ -1,0 +1,3 @@
+from deltaic.cli import main
+
+main()
