@@ -25,5 +25,6 @@ PYBIND11_MODULE(_core, m) {
   bind_tensor(m);
   bind_config(m);
   bind_scheduler_output(m);
+  bind_runner(m);
   bind_cache(m);
 }
