@@ -155,6 +155,7 @@ def generate(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_threads=num_threads,
+        enable_prefix_caching=False,  # no second request could use it
     )
     given: Any = prompt
     if chat:
