@@ -107,7 +107,8 @@ struct CacheStats {
 //
 // Order on the device. A step runs its hit copies, then the forward, then its snapshot copies, and steps run in the
 // order they are scheduled. So a slot that a hit of this step reads may be reserved again in this step (the read
-// comes first), and what a step publishes may be hit from the next step on.
+// comes first), and what a step publishes may be hit from the next step on. Reserve all snapshots of a step before
+// publishing any: a slot that is published may be evicted, and the step would write it twice.
 class CacheManager {
  public:
   struct Options {
