@@ -4,7 +4,9 @@
 
 namespace deltaic::cache {
 
-PrefixIndex::PrefixIndex(int num_blocks) : nodes_(static_cast<std::size_t>(num_blocks)) {}
+PrefixIndex::PrefixIndex(int num_blocks) : nodes_(static_cast<std::size_t>(num_blocks)) {
+  entries_.reserve(nodes_.size());  // publishing never stops to rehash
+}
 
 const PrefixIndex::Entry* PrefixIndex::find(const BlockHash& hash) const {
   const auto found = entries_.find(hash);

@@ -28,7 +28,6 @@ class PrefixIndex {
   // -1: none any more. The prefix must be known.
   void set_snapshot(const BlockHash& hash, int snapshot);
   void clear();
-  std::size_t size() const { return entries_.size(); }
 
  private:
   struct Node {
