@@ -437,7 +437,7 @@ def test_request_that_the_engine_refuses_leaves_nothing_behind(make: Maker, monk
         real(req_id, *args, **kwargs)
 
     monkeypatch.setattr(engine, "add_request", refuse)
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match=r"^prompts\[1\]: no room"):
         llm.generate(["a", "b"], LONG)
     assert (engine.running, engine.aborted) == ({}, ["0"])
     assert llm.generate("a", LONG)[0].text == "fine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,24 @@ def test_prompt_logprobs_are_the_same_with_a_cached_prefix(llm: LLM) -> None:
     assert len(first) == 33
     assert first[0] is None
     assert first == second
+
+
+def test_prompt_logprobs_survive_chunks_and_preemption() -> None:
+    """D89: each prompt token has its entry, once, though prompts are cut and requests start again."""
+    # Room for two prompts: the first needs another block when it has written three tokens, the second is in the
+    # middle of its prompt then, and gives its blocks back.
+    pool = LLM(max_num_seqs=4, max_num_batched_tokens=128, max_model_len=640, num_blocks=65, num_snapshot_slots=4)
+    rng = random.Random(0)
+    prompts = [{"prompt_token_ids": [rng.randrange(4000) for _ in range(510)]} for _ in range(3)]
+    params = replace(GREEDY, prompt_logprobs=1, max_tokens=20, ignore_eos=True)
+    together = pool.generate(prompts, params)
+    assert pool.get_metrics()["num_preemptions"] > 0
+    for prompt, output in zip(prompts, together, strict=True):
+        alone = pool.generate(prompt, params)[0]
+        assert output.prompt_logprobs is not None
+        assert len(output.prompt_logprobs) == 510
+        assert output.prompt_logprobs == alone.prompt_logprobs
+        assert output.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("stops", [{}, {"stop_token_ids": [100]}])

@@ -317,9 +317,10 @@ class LLM:
         request_ids: list[str] = []
         with ProgressBar(len(inputs), progress) as bar:
             try:
-                for given, rank in zip(inputs, priorities, strict=True):
+                for i, (given, rank) in enumerate(zip(inputs, priorities, strict=True)):
                     params = replace(given.sampling_params, output_kind=RequestOutputKind.FINAL_ONLY)
-                    request_ids.append(self._add(replace(given, sampling_params=params), rank))
+                    with _naming(f"prompts[{i}]" if len(inputs) > 1 else ""):
+                        request_ids.append(self._add(replace(given, sampling_params=params), rank))
                 unfinished = set(request_ids)
                 while unfinished:
                     finished = unfinished.intersection(self._step())
