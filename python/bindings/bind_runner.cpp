@@ -1,8 +1,10 @@
+#include <deltaic/error.h>
 #include <deltaic/runner.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include "cpp/src/runner/input_batch.h"
 #include "python/bindings/module.h"
 #include "python/bindings/struct.h"
 
@@ -15,6 +17,17 @@ py::array_t<T> to_array(const std::vector<T>& values, std::vector<py::ssize_t> s
   py::array_t<T> result(std::move(shape));
   std::copy(values.begin(), values.end(), result.mutable_data());
   return result;
+}
+
+TensorMap view_tensors(const std::map<std::string, py::array>& tensors) {
+  TensorMap views;
+  for (const auto& [tensor_name, array] : tensors) {
+    if (!py::isinstance<py::array_t<float>>(array) || !(array.flags() & py::array::c_style))
+      throw InvalidArgument("tensor " + tensor_name + " must be a contiguous float32 array");
+    const std::vector<std::int64_t> shape(array.shape(), array.shape() + array.ndim());
+    views[tensor_name] = make_view(const_cast<void*>(array.data()), DType::f32, shape);
+  }
+  return views;
 }
 
 void bind_step_views(py::module_& m) {
@@ -95,6 +108,12 @@ void bind_runner(py::module_& m) {
       "Raise InvalidArgument, naming the row, for state indices that a step must not use.");
 
   py::class_<ModelRunner>(m, "ModelRunner", "Runs one model: a SchedulerOutput in, sampled tokens out.")
+      .def(py::init([](const ModelConfig& model, const std::map<std::string, py::array>& tensors,
+                       const KVCacheConfig& kv_cache, const RunnerOptions& options) {
+             return ModelRunner(model, view_tensors(tensors), kv_cache, options);
+           }),
+           py::arg("model"), py::arg("tensors"), py::arg("kv_cache"), py::arg("options"), py::keep_alive<1, 3>(),
+           "Take the weights from contiguous float32 arrays in memory, under their checkpoint names.")
       .def(py::init([](const std::filesystem::path& checkpoint, const KVCacheConfig& kv_cache,
                        const RunnerOptions& options) {
              py::gil_scoped_release unlocked;
@@ -136,6 +155,7 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("attn_kv", &ModelRunner::attn_kv, py::return_value_policy::reference_internal)
       .def_property_readonly("gdn_state", &ModelRunner::gdn_state, py::return_value_policy::reference_internal)
       .def_property_readonly("gdn_state_slots", &ModelRunner::gdn_state_slots)
+      .def_property_readonly("input_batch", &ModelRunner::input_batch, py::return_value_policy::reference_internal)
       .def_property_readonly("last_step", &ModelRunner::last_step)
       .def_property_readonly("last_attn_meta", &ModelRunner::last_attn_meta)
       .def_property_readonly("last_gdn_meta", &ModelRunner::last_gdn_meta)

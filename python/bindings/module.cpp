@@ -25,6 +25,7 @@ PYBIND11_MODULE(_core, m) {
   bind_tensor(m);
   bind_config(m);
   bind_scheduler_output(m);
-  bind_runner(m);
   bind_cache(m);
+  bind_input_batch(m);
+  bind_runner(m);
 }
