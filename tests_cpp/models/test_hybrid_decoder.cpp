@@ -99,6 +99,26 @@ TEST_CASE("D19: a prompt cut anywhere gives the same logits and states, to the b
   }
 }
 
+TEST_CASE("any pattern of layers runs: mixers in any order, dense layers among MoE layers") {
+  const char* patterns[] = {
+      R"("layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"])",
+      R"("layer_types": ["full_attention", "full_attention", "full_attention", "full_attention"])",
+      R"("layer_types": ["linear_attention", "linear_attention", "linear_attention", "linear_attention"])"};
+  for (const std::string pattern : patterns) {
+    CAPTURE(pattern);
+    const TinyModel model = make_tiny_model(
+        Architecture::qwen3_next, {.extra_config = pattern + R"(, "decoder_sparse_step": 2, "mlp_only_layers": [3])"});
+    CHECK(model.config.is_moe_layer == std::vector{false, true, false, false});
+    const auto tokens = random_tokens(21, 4);
+    DecoderSession session(model.config, load(model), 2);
+    const auto whole = session.run(0, tokens, {21});
+    CHECK(session.run(1, tokens, {4, 16, 1}) == whole);
+    CHECK(session.states(0) == session.states(1));
+    CHECK(whole == last_row(dense(model, tokens), 64));
+    CHECK(std::all_of(whole.begin(), whole.end(), [](float x) { return std::isfinite(x); }));
+  }
+}
+
 TEST_CASE("sequences in one batch give what they give alone, to the bit, in caches full of NaN") {
   for (const Architecture architecture : kArchitectures) {
     CAPTURE(name(architecture));

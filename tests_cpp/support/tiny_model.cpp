@@ -116,6 +116,7 @@ std::string config_json(Architecture architecture, const TinyModelOptions& optio
   json += name(architecture);
   json += R"(", "tie_word_embeddings": )" + std::string(options.tied ? "true" : "false");
   json += R"(, "attention_bias": )" + std::string(options.attention_bias ? "true" : "false");
+  if (!options.extra_config.empty()) json += ", " + options.extra_config;
   return json + "}";
 }
 

@@ -15,6 +15,7 @@ struct TinyModelOptions {
   bool fused_experts = false;
   bool attention_bias = false;
   std::uint64_t seed = 1;
+  std::string extra_config = "";  // more members of config.json: "\"decoder_sparse_step\": 2"
 };
 
 // A model of a few thousand parameters with random f32 weights under checkpoint names: hidden 32, 4 layers, vocabulary
