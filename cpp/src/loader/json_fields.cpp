@@ -13,7 +13,7 @@ namespace deltaic {
 using nlohmann::json;
 
 json parse_json(std::string_view text) {
-  static constexpr int kDeepest = 64;              // some operations of the JSON library recurse
+  static constexpr int kDeepest = 64;       // some operations of the JSON library recurse
   std::vector<std::set<std::string>> keys;  // of the open objects
   const auto watch = [&keys](int depth, json::parse_event_t event, json& parsed) {
     DELTAIC_CHECK(depth <= kDeepest, "nested deeper than ", kDeepest, " levels");
