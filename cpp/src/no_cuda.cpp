@@ -1,8 +1,10 @@
 // Every CUDA entry point of a build without CUDA: a clear Unsupported. Compiled instead of cuda/.
 #include "cpp/src/check.h"
 #include "cpp/src/core/buffer.h"
+#include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/batch_memcpy.h"
 #include "cpp/src/ops/rms_norm.h"
+#include "cpp/src/ops/state_copy.h"
 
 namespace deltaic::cuda {
 namespace {
@@ -15,8 +17,13 @@ namespace {
 }  // namespace
 
 std::shared_ptr<void> allocate(std::size_t, int) { no_cuda("a buffer on a CUDA device"); }
+int num_devices() { return 0; }
+void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); }
+
 void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
+Buffer upload_state_copy_tables(const ops::StateCopyPlan&) { no_cuda("state copies"); }
+void copy_states(ops::Stream, const ops::StateCopyPlan&, const ops::StateCopyArgs&) { no_cuda("state copies"); }
 
 }  // namespace deltaic::cuda
