@@ -36,6 +36,13 @@ void bind_specs(py::module_& m) {
       .field("num_speculative_blocks", &MambaSpec::num_speculative_blocks)
       .field("page_size_padded", &MambaSpec::page_size_padded)
       .class_object()
+      .def(
+          "__eq__", [](const MambaSpec& a, const MambaSpec& b) { return a == b; }, py::is_operator())
+      .def("__hash__",  // specs are keys of deltaic.mamba.get_mamba_groups: do not change one that is
+           [](const MambaSpec& self) {
+             return py::hash(py::make_tuple(self.block_size, self.num_speculative_blocks,
+                                            static_cast<int>(self.mamba_type), self.page_size_bytes()));
+           })
       .def("page_size_bytes", &MambaSpec::page_size_bytes);
   Struct<UniformTypeKVCacheSpecs>(m, "UniformTypeKVCacheSpecs",
                                   "A group whose layers have different specs of one kind.")

@@ -28,4 +28,5 @@ PYBIND11_MODULE(_core, m) {
   bind_cache(m);
   bind_input_batch(m);
   bind_runner(m);
+  bind_mamba(m);
 }

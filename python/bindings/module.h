@@ -10,4 +10,5 @@ void bind_config(py::module_& m);
 void bind_scheduler_output(py::module_& m);
 void bind_cache(py::module_& m);
 void bind_input_batch(py::module_& m);
+void bind_mamba(py::module_& m);
 void bind_runner(py::module_& m);
