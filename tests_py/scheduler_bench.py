@@ -120,6 +120,7 @@ class Bench:
     def advance(self, depth: int) -> list[EngineOutput]:
         """Schedule a step and leave so many in flight, none when nothing can be scheduled."""
         scheduled = self.schedule()
+        assert scheduled or self.in_flight or not self.scheduler.has_unfinished_requests(), "the scheduler is stuck"
         outputs = []
         while len(self.in_flight) > (depth if scheduled else 0):
             outputs += self.update()

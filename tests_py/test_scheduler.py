@@ -228,6 +228,17 @@ def test_the_tokens_of_a_victim_that_was_scheduled_already_go_to_others() -> Non
     bench.check_tokens()
 
 
+def test_the_others_run_in_a_step_in_which_a_request_is_its_own_victim() -> None:
+    bench = Bench(policy="priority", num_blocks=1 + 8)
+    bench.add("low", 12, max_tokens=8, priority=5)
+    bench.step()
+    bench.add("high", 11, max_tokens=9, priority=0)
+    assert bench.step_until_preempted() == {"high": 1}
+    assert bench.last.preempted_req_ids == ["low"]
+    bench.run()
+    bench.check_tokens()
+
+
 def test_fcfs_ignores_priority() -> None:
     bench = Bench(max_num_seqs=1)
     bench.add("a", 3, max_tokens=1, priority=1)

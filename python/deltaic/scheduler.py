@@ -160,7 +160,8 @@ class Scheduler:
         new_blocks: dict[Request, list[int]] = {}
         budget, preempted = self._schedule_running(scheduled, new_blocks)
         admitted: list[tuple[Request, list[int], _core.PrefixHit]] = []
-        if not preempted:
+        # A victim that came back at once would be preempted again, unless it has the step for itself.
+        if not preempted or not (scheduled or self._in_flight):
             admitted = self._admit(scheduled, budget)
         if not scheduled:
             return _core.SchedulerOutput()
@@ -183,18 +184,13 @@ class Scheduler:
                 continue
             end = request.num_computed_tokens + num_new
             if end > request.num_blocks * block_size:
-                while (blocks := self._cache.extend(request.req_id, end)) is None:
-                    # A preempted request's blocks can be had at once, so one victim at a time is enough.
+                blocks = self._cache.extend(request.req_id, end)
+                if blocks is None:
                     preempted = True
-                    victim_index = self._victim_index()
-                    victim = running.pop(victim_index)
-                    budget += scheduled.pop(victim, 0)
-                    new_blocks.pop(victim, None)
-                    self._preempt(victim)
-                    if victim_index < index:
-                        index -= 1
-                    if victim is request:
-                        return budget, True
+                    blocks, index = self._extend_by_preemption(index, end, scheduled, new_blocks)
+                    budget = self.config.max_num_batched_tokens - sum(scheduled.values())
+                    if blocks is None:
+                        continue  # it was its own victim; the next request stands at its index
                 if blocks:
                     new_blocks[request] = blocks
                     request.num_blocks += len(blocks)
@@ -202,6 +198,29 @@ class Scheduler:
             budget -= num_new
             index += 1
         return budget, preempted
+
+    def _extend_by_preemption(
+        self, index: int, end: int, scheduled: dict[Request, int], new_blocks: dict[Request, list[int]]
+    ) -> tuple[list[int] | None, int]:
+        """Preempt until the running request at `index` has blocks for `end` tokens, or is the victim itself (None).
+
+        A victim's blocks can be had at once, so no more are preempted than need be. Return also where the request
+        stands, or stood, by then.
+        """
+        request = self._running[index]
+        blocks = None
+        while blocks is None:
+            victim_index = self._victim_index()
+            victim = self._running.pop(victim_index)
+            scheduled.pop(victim, None)
+            new_blocks.pop(victim, None)
+            self._preempt(victim)
+            if victim is request:
+                return None, index
+            if victim_index < index:
+                index -= 1
+            blocks = self._cache.extend(request.req_id, end)
+        return blocks, index
 
     def _num_new_tokens(self, request: Request, budget: int) -> int:
         """Return how many tokens of a running request the step takes; 0 to leave it out."""
