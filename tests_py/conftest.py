@@ -5,6 +5,11 @@ from pathlib import Path
 import deltaic
 import pytest
 from deltaic.tokenizer import Tokenizer
+from hypothesis import settings
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("deltaic", deadline=None)
+settings.load_profile("deltaic")
 
 
 @pytest.fixture(scope="session")

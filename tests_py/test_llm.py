@@ -346,6 +346,14 @@ def test_deltas_add_up_to_the_text(make: Maker, tokenizer: Tokenizer, step_size:
     assert tokens == llm.generate("a", params)[0].outputs[0].token_ids
 
 
+def test_stop_string_ends_reasoning_too(make: Maker) -> None:
+    """D95: a stop string applies to all generated text, whatever tags stand around it, streamed or not."""
+    llm, _ = make("<think>one END two</think>three END four")
+    params = replace(LONG, stop="END")
+    assert llm.generate("a", params)[0].text == "<think>one "
+    assert "".join(llm.stream("a", params)) == "<think>one "
+
+
 def test_leaving_the_stream_aborts_the_request(make: Maker) -> None:
     llm, engine = make("one two three four five")
     for delta in llm.stream("a", LONG):
@@ -441,6 +449,20 @@ def test_request_that_the_engine_refuses_leaves_nothing_behind(make: Maker, monk
         llm.generate(["a", "b"], LONG)
     assert (engine.running, engine.aborted) == ({}, ["0"])
     assert llm.generate("a", LONG)[0].text == "fine"
+
+
+def test_progress_shows_where_it_is_asked_for(
+    make: Maker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich draws nothing on what is no terminal
+    monkeypatch.setenv("TERM", "xterm")
+    llm, _ = make("fine")
+    llm.generate(["a", "b"], LONG)
+    assert capsys.readouterr() == ("", "")
+    llm.generate(["a", "b"], LONG, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "generating" in err
 
 
 # ---- chat ----

@@ -45,7 +45,7 @@ class SamplingParams:
     top_k: int = 0  # 0 or -1: off; larger than the vocabulary: off
     min_p: float = 0.0  # [0, 1]
     seed: int | None = None  # None or -1: fresh entropy
-    stop: str | Sequence[str] | None = None  # becomes a list; the text ends before the first to be completed
+    stop: str | Sequence[str] | None = None  # becomes a list; text, reasoning too, ends before the first completed
     stop_token_ids: Sequence[int] | None = None  # becomes a list
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: up to the context
