@@ -24,4 +24,40 @@ struct Launch {
   }
 };
 
+// A launch that may begin before the previous kernel of the stream has ended (programmatic dependent launch): the
+// kernel calls wait_for_previous_kernel() before it reads what others wrote, and before it writes anything.
+struct DependentLaunch {
+  dim3 grid, block;
+  cudaStream_t stream;
+  std::size_t shared_bytes = 0;
+  unsigned cluster = 1;  // blocks of a cluster, along x
+
+  template <class... Params, class... Args>
+  void operator()(void (*kernel)(Params...), Args&&... args) const {
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {cluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid, config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+    config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
+    check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
+  }
+};
+
+// Programmatic dependent launch: what comes before the wait may run while the previous kernel of the stream still does,
+// and must not read what it writes.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+__device__ inline void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 }  // namespace deltaic::cuda

@@ -43,4 +43,17 @@ void visit_float(DType dtype, F&& f) {
   }
 }
 
+// The same for f16 and bf16 alone.
+template <class F>
+void visit_half(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f16:
+      return f(__half{});
+    case DType::bf16:
+      return f(__nv_bfloat16{});
+    default:
+      DELTAIC_CHECK(false, "a tensor of dtype ", name(dtype), " where f16 or bf16 is needed");
+  }
+}
+
 }  // namespace deltaic::cuda
