@@ -98,7 +98,8 @@ class LLM:
 
     def get_metrics(self) -> dict[str, int | float]:
         """Return gauges of now and counters since the start, by name."""
-        stats, cache = self._engine.stats(), self._engine.stats().cache
+        stats = self._engine.stats()
+        cache = stats.cache
         return {
             "num_requests_running": stats.num_running,
             "num_requests_waiting": stats.num_waiting,
@@ -319,7 +320,7 @@ class LLM:
             try:
                 for i, (given, rank) in enumerate(zip(inputs, priorities, strict=True)):
                     params = replace(given.sampling_params, output_kind=RequestOutputKind.FINAL_ONLY)
-                    with _naming(f"prompts[{i}]" if len(inputs) > 1 else ""):
+                    with deferred_interrupt(), _naming(f"prompts[{i}]" if len(inputs) > 1 else ""):
                         request_ids.append(self._add(replace(given, sampling_params=params), rank))
                 unfinished = set(request_ids)
                 while unfinished:
