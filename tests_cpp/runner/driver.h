@@ -12,11 +12,16 @@
 #include <deltaic/runner.h>
 
 #include "cpp/src/runner/input_batch.h"
-#include "tests_cpp/runner/tiny_models.h"
+#include "tests_cpp/support/tiny_model.h"
 
 namespace deltaic::test {
 
 using Tokens = std::vector<std::int32_t>;
+
+// Three GDN layers and a full-attention layer: dense, mixture of experts; and full attention alone.
+inline TinyModel tiny_qwen3_5() { return make_tiny_model(Architecture::qwen3_5); }
+inline TinyModel tiny_qwen3_next() { return make_tiny_model(Architecture::qwen3_next); }
+inline TinyModel tiny_qwen3() { return make_tiny_model(Architecture::qwen3); }
 
 struct CacheChoice {
   int block_size = 4;

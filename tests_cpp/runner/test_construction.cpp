@@ -79,7 +79,7 @@ TEST_CASE(
   CHECK(engine.runner.gdn_group_id() == -1);
   CHECK(engine.runner.gdn_state().empty());
   CHECK(engine.runner.num_state_slots() == 0);
-  CHECK(engine.runner.attn_kv().size() == 2);
+  CHECK(engine.runner.attn_kv().size() == 4);
   engine.add("a", prompt_of(5, 1));
   CHECK(engine.generate("a", 3) == dense_greedy(engine.runner, prompt_of(5, 1), 3));
   CHECK(engine.runner.gdn_state_slots().empty());
@@ -89,7 +89,7 @@ TEST_CASE("2: attention page size comes from the spec, never from the model conf
   const TinyModel model = tiny_qwen3_5();
   SUBCASE("a default spec gives exactly 2 x block x heads x head_size x sizeof(dtype)") {
     const ModelRunner runner = make_runner(model, {.block_size = 8, .kv_dtype = DType::bf16});
-    CHECK(runner.fa_page_size_bytes() == 2 * 8 * 1 * 8 * 2);
+    CHECK(runner.fa_page_size_bytes() == 2 * 8 * 2 * 8 * 2);
     CHECK(runner.attn_kv()[0].k.dtype == DType::bf16);
     CHECK(runner.attn_kv()[0].v.dtype == DType::bf16);
     CHECK(runner.attn_kv()[0].k.stride[0] * 2 == runner.fa_page_size_bytes());
@@ -106,7 +106,7 @@ TEST_CASE("2: attention page size comes from the spec, never from the model conf
     const int block = static_cast<int>(engine.runner.last_attn_meta().block_table[0]);
     const float* page = cache.k.as<float>() + block * cache.k.stride[0];
     CHECK(std::isfinite(page[0]));
-    for (int i = 2 * 4 * 8; i < 256; ++i) CHECK(std::isnan(page[i]));
+    for (int i = 2 * 4 * 2 * 8; i < 256; ++i) CHECK(std::isnan(page[i]));
   }
   SUBCASE("a padded size below the real one is refused") {
     CHECK(refusal<InvalidArgument>(model, cache_config(model.config, {.page_size_padded = 8})) !=
@@ -119,18 +119,18 @@ TEST_CASE("2: one paged KV cache per full-attention layer, one state cache per G
   const ModelRunner runner = make_runner(model, {.block_size = 4, .num_blocks = 10, .num_speculative_tokens = 0});
   CHECK(runner.num_blocks() == 10);
   REQUIRE(runner.attn_kv().size() == 1);
-  CHECK(runner.attn_kv()[0].layer == 1);
+  CHECK(runner.attn_kv()[0].layer == 3);
   const auto& k = runner.attn_kv()[0].k;
-  CHECK(std::vector(k.shape.begin(), k.shape.begin() + k.rank) == std::vector<std::int64_t>{10, 4, 1, 8});
-  REQUIRE(runner.gdn_state().size() == 2);
+  CHECK(std::vector(k.shape.begin(), k.shape.begin() + k.rank) == std::vector<std::int64_t>{10, 4, 2, 8});
+  REQUIRE(runner.gdn_state().size() == 3);
   CHECK(runner.gdn_state()[0].layer == 0);
-  CHECK(runner.gdn_state()[1].layer == 2);
+  CHECK(runner.gdn_state()[2].layer == 2);
   const auto& conv = runner.gdn_state()[0].conv;
   const auto& temporal = runner.gdn_state()[0].temporal;
-  CHECK(std::vector(conv.shape.begin(), conv.shape.begin() + conv.rank) == std::vector<std::int64_t>{8, 32, 3});
+  CHECK(std::vector(conv.shape.begin(), conv.shape.begin() + conv.rank) == std::vector<std::int64_t>{8, 64, 3});
   CHECK(std::vector(temporal.shape.begin(), temporal.shape.begin() + temporal.rank) ==
-        std::vector<std::int64_t>{8, 2, 8, 8});
-  CHECK(runner.cache_bytes() == 10 * runner.fa_page_size_bytes() + 2 * 8 * (32 * 3 + 2 * 8 * 8) * 4);
+        std::vector<std::int64_t>{8, 4, 8, 8});
+  CHECK(runner.cache_bytes() == 10 * runner.fa_page_size_bytes() + 3 * 8 * (64 * 3 + 4 * 8 * 8) * 4);
 }
 
 TEST_CASE("2: any pair of f32, bf16, f16 is allocatable, and a row of both states together is the spec's page") {
@@ -204,7 +204,7 @@ TEST_CASE("2: layers of one group may have specs of their own") {
   config.groups[1].spec = uniform;
   const ModelRunner runner(model.config, model.tensors, config, small_options());
   CHECK(runner.gdn_state()[0].temporal.dtype == DType::f32);
-  CHECK(runner.gdn_state()[1].temporal.dtype == DType::bf16);
+  CHECK(runner.gdn_state()[2].temporal.dtype == DType::bf16);
 }
 
 TEST_CASE("2: what cannot be allocated or run is refused by name at construction") {
@@ -227,27 +227,27 @@ TEST_CASE("2: what cannot be allocated or run is refused by name at construction
         "are "
         "not supported");
   CHECK(refusal<InvalidArgument>(model, attention([](auto& spec) { spec.num_kv_heads = 4; })) ==
-        "KV-cache group 0 (full attention): num_kv_heads is 4, the model has 1");
+        "KV-cache group 0 (full attention): num_kv_heads is 4, the model has 2");
   CHECK(refusal<InvalidArgument>(model, attention([](auto& spec) { spec.head_size = 4; })) ==
         "KV-cache group 0 (full attention): head_size is 4, the model has 8");
   CHECK(refusal<InvalidArgument>(model, attention([](auto& spec) { spec.dtype = DType::i8; })) ==
         "KV-cache group 0 (full attention): dtype is i8, f32, f16 or bf16 is needed");
   CHECK(refusal<InvalidArgument>(model, attention([](auto& spec) { spec.page_size_padded = 1023; })) ==
         "KV-cache group 0 (full attention): page_size_padded is 1023 bytes, not a multiple of 4 (f32)");
-  CHECK(refusal<InvalidArgument>(model, gdn([](auto& spec) { spec.shapes[0] = {3, 32}; })) ==
-        "KV-cache group 1 (mamba): the conv state is [3, 32], the model needs [conv_dim, kernel - 1 + speculative "
+  CHECK(refusal<InvalidArgument>(model, gdn([](auto& spec) { spec.shapes[0] = {3, 64}; })) ==
+        "KV-cache group 1 (mamba): the conv state is [3, 64], the model needs [conv_dim, kernel - 1 + speculative "
         "tokens] = "
-        "[32, 3]");
-  CHECK(refusal<InvalidArgument>(model, gdn([](auto& spec) { spec.shapes[1] = {2, 8, 9}; })) ==
-        "KV-cache group 1 (mamba): the temporal state is [2, 8, 9], the model needs [value heads, value head dim, key "
+        "[64, 3]");
+  CHECK(refusal<InvalidArgument>(model, gdn([](auto& spec) { spec.shapes[1] = {4, 8, 9}; })) ==
+        "KV-cache group 1 (mamba): the temporal state is [4, 8, 9], the model needs [value heads, value head dim, key "
         "head "
-        "dim] = [2, 8, 8]");
+        "dim] = [4, 8, 8]");
   CHECK(refusal<InvalidArgument>(model, gdn([](auto& spec) { spec.dtypes[1] = DType::f64; })) ==
         "KV-cache group 1 (mamba): a state dtype is f64, f32, f16 or bf16 is needed");
   CHECK(refusal<Unsupported>(model, gdn([](auto& spec) { spec.mamba_type = MambaType::mamba2; })) ==
         "KV-cache group 1 (mamba): mamba_type is not gdn, and the model's recurrent layers are");
   CHECK(refusal<InvalidArgument>(model, with_groups(good, {good.groups[0]})) ==
-        "the model has 2 recurrent layers, and the KV-cache config has no mamba group");
+        "the model has 3 recurrent layers, and the KV-cache config has no mamba group");
   CHECK(refusal<InvalidArgument>(model, with_groups(good, {})) ==
         "the KV-cache config has 0 groups and none is a full-attention group of the target model");
 
@@ -260,7 +260,7 @@ TEST_CASE("2: what cannot be allocated or run is refused by name at construction
   KVCacheConfig other_layers = good;
   other_layers.groups[1].layer_names.pop_back();
   CHECK(refusal<InvalidArgument>(model, other_layers) ==
-        "KV-cache group 1 (mamba) names 1 layers, the model has 2 of that kind");
+        "KV-cache group 1 (mamba) names 2 layers, the model has 3 of that kind");
 }
 
 TEST_CASE("2: options out of range are refused by name at construction") {
@@ -274,6 +274,9 @@ TEST_CASE("2: options out of range are refused by name at construction") {
   CHECK(refused([](auto& options) { options.max_model_len = 0; }) == "max_model_len is 0, at least 1 is needed");
   CHECK(refused([](auto& options) { options.max_num_batched_tokens = -1; }) ==
         "max_num_batched_tokens is -1, at least 1 is needed");
+  RunnerOptions on_cuda = small_options();
+  on_cuda.device.type = DeviceType::cuda;
+  CHECK(refusal<Unsupported>(model, cache_config(model.config), on_cuda) == "device: ModelRunner runs on the CPU only");
   CHECK(refused([](auto& options) { options.num_speculative_tokens = -1; }) ==
         "num_speculative_tokens is -1, it cannot be negative");
 }

@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <random>
+#include <set>
+
 #include "tests_cpp/runner/driver.h"
 
 using namespace deltaic;
@@ -103,11 +106,15 @@ TEST_CASE("7: each row of a batch gives the argmax of a dense forward over its o
     }
 }
 
-TEST_CASE("7: requests that come and go do not change each other's tokens") {
+namespace {
+
+// Random arrivals, ends and preemptions of three requests at most.
+void check_churn(bool combine, Engine::Output output) {
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
   options.max_num_reqs = 3;
-  Engine engine(make_runner(model, {}, options), Engine::Output::sync, 4);
+  options.async_input_combine = combine;
+  Engine engine(make_runner(model, {}, options), output, 4);
   std::mt19937 rng(5);
   std::map<std::string, Tokens> live;
   int next = 0;
@@ -131,6 +138,33 @@ TEST_CASE("7: requests that come and go do not change each other's tokens") {
     }
   }
   CHECK(next > 10);
+}
+
+}  // namespace
+
+TEST_CASE("7, 8: requests that come, go and are preempted do not change each other's tokens") {
+  SUBCASE("sync") { check_churn(false, Engine::Output::sync); }
+  SUBCASE("async") { check_churn(true, Engine::Output::async); }
+}
+
+TEST_CASE("the tiny models do not say the same token all the time") {
+  for (const TinyModel& model : {tiny_qwen3_5(), tiny_qwen3_next(), tiny_qwen3()}) {
+    ModelRunner runner = make_runner(model);
+    const Tokens tokens = dense_greedy(runner, prompt_of(5, 1), 12);
+    CHECK(std::set(tokens.begin(), tokens.end()).size() > 3);
+  }
+}
+
+TEST_CASE("D75: a block-table row holds a request of max_model_len with its drafts, in every group") {
+  const TinyModel model = tiny_qwen3_5();
+  RunnerOptions options = small_options();
+  options.max_model_len = 30;
+  options.num_speculative_tokens = 3;
+  KVCacheConfig config = cache_config(model.config, {.num_speculative_tokens = 3});
+  std::get<MambaSpec>(config.groups[1].spec).block_size = 8;
+  const ModelRunner runner(model.config, model.tensors, config, options);
+  CHECK(runner.input_batch().block_table(0).row_stride() == 9);      // ceil(33 / 4)
+  CHECK(runner.input_batch().block_table(1).row_stride() == 4 + 3);  // ceil(30 / 8) + 3
 }
 
 TEST_CASE("D74: a request may fill max_model_len exactly") {

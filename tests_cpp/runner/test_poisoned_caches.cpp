@@ -47,8 +47,9 @@ TEST_CASE(
     "a request whose logits are not finite fails alone, and what it leaves in blocks and slot harms nobody (D61)") {
   TinyModel model = tiny_qwen3_5();
   constexpr int kBad = 60;
-  auto& embedding = model.values("model.embed_tokens.weight");
+  std::vector<float> embedding = model.values("model.embed_tokens.weight");
   embedding[kBad * 32] = std::numeric_limits<float>::quiet_NaN();
+  model.set("model.embed_tokens.weight", {64, 32}, embedding);
   RunnerOptions options = small_options();
   options.max_num_reqs = 2;
   ModelRunner runner = make_runner(model, {.num_blocks = 8}, options);

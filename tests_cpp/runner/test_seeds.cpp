@@ -67,7 +67,7 @@ TEST_CASE("9: fresh entropy is drawn once for a request: it keeps its seed over 
   engine.preempt("a");
   engine.step();
   CHECK(engine.runner.input_batch().row(0).seed == seed);
-  CHECK(engine.runner.input_batch().make_sampling_metadata(61).generators.empty());
+  CHECK(engine.runner.input_batch().make_sampling_metadata(64).generators.empty());
   engine.finish("a");
   engine.add("a", prompt_of(3, 1), unseeded());
   engine.step();
@@ -79,9 +79,9 @@ TEST_CASE("9: temperature 0 is greedy; all_greedy is false if any row samples") 
   Engine engine(make_runner(model));
   engine.add("g", prompt_of(3, 1));
   engine.step();
-  CHECK(engine.runner.input_batch().make_sampling_metadata(61).all_greedy);
+  CHECK(engine.runner.input_batch().make_sampling_metadata(64).all_greedy);
   engine.add("s", prompt_of(3, 2), seeded(3));
   engine.step();
-  CHECK_FALSE(engine.runner.input_batch().make_sampling_metadata(61).all_greedy);
+  CHECK_FALSE(engine.runner.input_batch().make_sampling_metadata(64).all_greedy);
   CHECK(engine.generate("g", 8) == dense_greedy(engine.runner, prompt_of(3, 1), 8));
 }

@@ -60,9 +60,9 @@ TEST_CASE("a step that cannot run is an InvalidArgument with names and numbers, 
   });
   fixture.refuses("a new request has an empty id", [&](Step& step) { step.admit("", prompt, {3}, 3); });
   fixture.refuses("request b has an empty prompt", [&](Step& step) { step.admit("b", {}, {3}, 1); });
-  fixture.refuses("request b: token 1 is 61, outside the vocabulary of 61",
-                  [&](Step& step) { step.admit("b", {60, 61}, {3}, 2); });
-  fixture.refuses("request b: token 0 is -1, outside the vocabulary of 61",
+  fixture.refuses("request b: token 1 is 64, outside the vocabulary of 64",
+                  [&](Step& step) { step.admit("b", {60, 64}, {3}, 2); });
+  fixture.refuses("request b: token 0 is -1, outside the vocabulary of 64",
                   [&](Step& step) { step.admit("b", {-1}, {3}, 1); });
   fixture.refuses("request b: its 2 prefill_token_ids do not begin with its 3 prompt_token_ids",
                   [&](Step& step) { step.admit("b", prompt, {3}, 2).prefill_token_ids = {1, 2}; });
@@ -137,5 +137,5 @@ TEST_CASE("sampling parameters that are out of range are refused at admission, n
   };
   refuse("temperature", [](auto& params) { params.temperature = std::numeric_limits<float>::quiet_NaN(); });
   refuse("top_p", [](auto& params) { params.top_p = 1.5F; });
-  refuse("logit_bias", [](auto& params) { params.logit_bias[61] = 1.0F; });
+  refuse("logit_bias", [](auto& params) { params.logit_bias[64] = 1.0F; });
 }
