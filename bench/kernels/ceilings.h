@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ctime>
+
+#include "cpp/src/core/thread_pool.h"
+
+namespace deltaic::bench {
+
+// Wall time, or with one thread its CPU time, which other programs of a busy machine disturb less.
+class Clock {
+ public:
+  explicit Clock(const ThreadPool& threads);
+  double seconds() const;
+
+ private:
+  clockid_t id_;
+};
+
+// GB/s of all threads reading memory that no cache holds; best of several passes.
+double measure_read_bandwidth(ThreadPool& threads);
+// GFLOP/s of all threads in f32 fused multiply-adds on registers, with the widest vectors of the machine.
+double measure_fma_peak(ThreadPool& threads);
+
+}  // namespace deltaic::bench
