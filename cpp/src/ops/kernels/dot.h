@@ -12,9 +12,10 @@ constexpr int kMaxTile = 3;
 #endif
 
 // sums[i][r] = x[i] . w[r] over n elements. Each sum has its own accumulator, in the order of k: its bits do not depend
-// on the rest of the tile.
-template <class W, int M>
-DELTAIC_INLINE void dot_tile(const char* const (&w)[4], const float* const* x, int64_t n, Vec4* sums) {
+// on the rest of the tile. Prefetch: what lies `ahead` bytes behind W is fetched meanwhile.
+template <class W, int M, bool Prefetch = false>
+DELTAIC_INLINE void dot_tile(const char* const (&w)[4], const float* const* x, int64_t n, Vec4* sums,
+                             int64_t ahead = 0) {
   Vec acc[4][M] = {};
   const auto step = [&](int64_t k, auto load_w, auto load_x) __attribute__((always_inline)) {
     Vec xs[M];
@@ -27,6 +28,17 @@ DELTAIC_INLINE void dot_tile(const char* const (&w)[4], const float* const* x, i
     }
   };
   int64_t k = 0;
+  if constexpr (Prefetch) {
+    constexpr int kLine = 64 / W::kBytes;  // elements of a cache line
+    constexpr int kSteps = kLine > kLanes ? kLine : kLanes;
+    for (; k + kSteps <= n; k += kSteps) {
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) __builtin_prefetch(w[r] + k * W::kBytes + ahead);
+#pragma GCC unroll 8
+      for (int i = 0; i < kSteps; i += kLanes)
+        step(k + i, [](const char* p) { return load<W>(p); }, [](const float* p) { return load(p); });
+    }
+  }
   for (; k + kLanes <= n; k += kLanes)
     step(k, [](const char* p) { return load<W>(p); }, [](const float* p) { return load(p); });
   if (k < n) {
