@@ -1,6 +1,6 @@
 // Attention of a few query rows over one partition of the keys, by an online softmax over tiles of keys.
 //   scores: register tiles of 4 keys by up to kMaxTile rows, lanes along head_dim
-//   values: the accumulators of up to kMaxTile rows times two vectors of head_dim stay in registers over a tile's keys
+//   values: the accumulators of up to kMaxTile rows times four vectors of head_dim stay in registers over a tile's keys
 #include "cpp/src/ops/kernels/dot.h"
 
 namespace deltaic::cpu::DELTAIC_ISA {
@@ -11,35 +11,51 @@ constexpr int kPaddedDim = kMaxHeadDim;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 struct Scratch {
-  float p[kMaxAttentionRows][kTile];          // scores, then weights
-  float lanes[kMaxAttentionRows][kLanes];     // sums of weights, a lane each
-  const char *k_rows[kTile], *v_rows[kTile];  // of the tile's keys
-  int visible[kMaxAttentionRows];             // keys of the tile that a row sees
+  float p[kMaxAttentionRows][kTile];                               // scores, then weights
+  float lanes[kMaxAttentionRows][kLanes];                          // sums of weights, a lane each
+  const char *k_rows[kTile], *v_rows[kTile], *next_k_rows[kTile];  // of the tile's keys
+  int visible[kMaxAttentionRows];                                  // keys of the tile that a row sees
 };
 
+DELTAIC_INLINE void prefetch(const char* from, int64_t num_bytes) {
+  for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
+// The first tile of rows fetches the values of the keys meanwhile.
 template <class K, int M>
-void scores(const AttentionArgs& args, Scratch& s, int row, int num_keys) {
-  for (int j = 0; j < num_keys; j += 4) {
+void scores(const AttentionArgs& args, Scratch& s, int row, int num_keys, int64_t v_row_bytes) {
+  const int quarter = (num_keys + 3) / 4;  // four streams of keys, as in linear
+  for (int j = 0; j < quarter; ++j) {
     const char* k[4];
-    for (int r = 0; r < 4; ++r) k[r] = s.k_rows[j + r < num_keys ? j + r : num_keys - 1];
+    for (int r = 0; r < 4; ++r) k[r] = s.k_rows[r * quarter + j < num_keys ? r * quarter + j : num_keys - 1];
+    if (v_row_bytes > 0)
+      for (int r = 0; r < 4 && r * quarter + j < num_keys; ++r) prefetch(s.v_rows[r * quarter + j], v_row_bytes);
     Vec4 sums[M];
     dot_tile<K, M>(k, args.q + row, args.head_dim, sums);
     for (int i = 0; i < M; ++i)
-      for (int r = 0; r < 4; ++r) s.p[row + i][j + r] = sums[i][r] * args.scale;
+      for (int r = 0; r < 4 && r * quarter + j < num_keys; ++r) s.p[row + i][r * quarter + j] = sums[i][r] * args.scale;
   }
 }
 
 // acc[row, c : c + width] += sum over keys [begin, end) of p * v, in the order of the keys.
+// The first tile of rows fetches the next keys meanwhile (k_bytes of an element; 0: not).
 template <class V, int M, int N>
-DELTAIC_INLINE void values_at(const AttentionArgs& args, const Scratch& s, int row, int begin, int end, int64_t c) {
+DELTAIC_INLINE void values_at(const AttentionArgs& args, const Scratch& s, int row, int begin, int end, int64_t c,
+                              int k_bytes) {
   Vec acc[M][N];
   for (int i = 0; i < M; ++i)
     for (int n = 0; n < N; ++n) acc[i][n] = load(args.acc + (row + i) * args.head_dim + c + n * kLanes);
   for (int j = begin; j < end; ++j) {
     const char* from = s.v_rows[j] + c * V::kBytes;
-    for (int n = 0; n < N; ++n) {
-      const Vec v = load<V>(from + n * kLanes * V::kBytes);
-      for (int i = 0; i < M; ++i) acc[i][n] = fma(splat(s.p[row + i][j]), v, acc[i][n]);
+    if (k_bytes > 0) prefetch(s.next_k_rows[j] + c * k_bytes, N * kLanes * k_bytes);
+    Vec v[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) v[n] = load<V>(from + n * kLanes * V::kBytes);
+#pragma GCC unroll 6
+    for (int i = 0; i < M; ++i) {
+      const Vec p = splat(s.p[row + i][j]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) acc[i][n] = fma(p, v[n], acc[i][n]);
     }
   }
   for (int i = 0; i < M; ++i)
@@ -47,10 +63,10 @@ DELTAIC_INLINE void values_at(const AttentionArgs& args, const Scratch& s, int r
 }
 
 template <class V, int M>
-void values(const AttentionArgs& args, const Scratch& s, int row, int begin, int end) {
+void values(const AttentionArgs& args, const Scratch& s, int row, int begin, int end, int k_bytes) {
   int64_t c = 0;
-  for (; c + 2 * kLanes <= args.head_dim; c += 2 * kLanes) values_at<V, M, 2>(args, s, row, begin, end, c);
-  for (; c + kLanes <= args.head_dim; c += kLanes) values_at<V, M, 1>(args, s, row, begin, end, c);
+  for (; c + 4 * kLanes <= args.head_dim; c += 4 * kLanes) values_at<V, M, 4>(args, s, row, begin, end, c, k_bytes);
+  for (; c + kLanes <= args.head_dim; c += kLanes) values_at<V, M, 1>(args, s, row, begin, end, c, k_bytes);
   if (c == args.head_dim) return;
   const int count = static_cast<int>(args.head_dim - c);
   for (int i = 0; i < M; ++i) {
@@ -125,11 +141,13 @@ DELTAIC_INLINE void for_each_tile(int begin, int end, F f) {
   }
 }
 
-void find_rows(const AttentionArgs& args, Scratch& s, int64_t key, int num_keys) {
+void find_rows(const AttentionArgs& args, int64_t key, int num_keys, const char** k_rows, const char** v_rows) {
+  int64_t block_id = key / args.block_size, slot = key % args.block_size;
   for (int j = 0; j < num_keys; ++j) {
-    const int64_t block = args.block_table[(key + j) / args.block_size], slot = (key + j) % args.block_size;
-    s.k_rows[j] = args.k_cache + block * args.k_block_bytes + slot * args.k_slot_bytes;
-    s.v_rows[j] = args.v_cache + block * args.v_block_bytes + slot * args.v_slot_bytes;
+    const int64_t block = args.block_table[block_id];
+    k_rows[j] = args.k_cache + block * args.k_block_bytes + slot * args.k_slot_bytes;
+    v_rows[j] = args.v_cache + block * args.v_block_bytes + slot * args.v_slot_bytes;
+    if (++slot == args.block_size) slot = 0, ++block_id;
   }
 }
 
@@ -139,12 +157,17 @@ void attention_of(const AttentionArgs& args) {
   const int64_t last_key = args.position[args.num_rows - 1];
   const int64_t partition_end = args.key_begin + kAttentionPartition;
   const int64_t end = last_key + 1 < partition_end ? last_key + 1 : partition_end;
+  const auto keys_at = [&](int64_t key) { return static_cast<int>(end - key < kTile ? end - key : kTile); };
+  find_rows(args, args.key_begin, keys_at(args.key_begin), s.k_rows, s.v_rows);
   for (int64_t key = args.key_begin; key < end; key += kTile) {
-    const int num_keys = static_cast<int>(end - key < kTile ? end - key : kTile);
-    find_rows(args, s, key, num_keys);
+    const int num_keys = keys_at(key), num_next = key + kTile < end ? keys_at(key + kTile) : 0;
+    const char* next_v_rows[kTile];
+    find_rows(args, key + kTile, num_next, s.next_k_rows, next_v_rows);
     int first = args.num_rows;  // rows from here on see a key of the tile: positions ascend
     while (first > 0 && args.position[first - 1] >= key) --first;
-    for_each_tile(first, args.num_rows, [&]<int M>(int row) { scores<K, M>(args, s, row, num_keys); });
+    for_each_tile(first, args.num_rows, [&]<int M>(int row) {
+      scores<K, M>(args, s, row, num_keys, row == first ? args.head_dim * V::kBytes : 0);
+    });
     for (int row = first; row < args.num_rows; ++row) {
       const int64_t seen = args.position[row] + 1 - key;
       s.visible[row] = static_cast<int>(seen < num_keys ? seen : num_keys);
@@ -152,10 +175,11 @@ void attention_of(const AttentionArgs& args) {
     }
     for_each_tile(first, args.num_rows, [&]<int M>(int row) {
       const int common = s.visible[row];  // the first row of a tile sees the fewest keys
-      values<V, M>(args, s, row, 0, common);
+      values<V, M>(args, s, row, 0, common, row == first && num_next == kTile ? K::kBytes : 0);
       for (int i = 1; i < M; ++i)
-        if (s.visible[row + i] > common) values<V, 1>(args, s, row + i, common, s.visible[row + i]);
+        if (s.visible[row + i] > common) values<V, 1>(args, s, row + i, common, s.visible[row + i], 0);
     });
+    for (int j = 0; j < num_next; ++j) s.k_rows[j] = s.next_k_rows[j], s.v_rows[j] = next_v_rows[j];
   }
   for (int row = 0; row < args.num_rows; ++row)
     if (args.position[row] >= args.key_begin) args.sum[row] = sum(load(s.lanes[row]));
