@@ -74,20 +74,64 @@ class Segments {
   const ops::GdnProjectionLayout& layout_;
 };
 
+// A segment's conv state, f32 | f16 | bf16 channel by channel, to and from f32 rows of channels.
+class SegmentState {
+ public:
+  SegmentState(const Kernels& kernel, const TensorView& conv_state, std::int64_t slot, const Segment& segment, int tail)
+      : kernel_(kernel),
+        type_(float_type(conv_state.dtype)),
+        element_(static_cast<std::int64_t>(size_of(conv_state.dtype))),
+        size_(segment.size),
+        stride_(conv_state.stride[1]),
+        tail_(tail),
+        data_(static_cast<char*>(conv_state.data) +
+              (slot * conv_state.stride[0] + segment.channel * conv_state.stride[1]) * element_) {}
+
+  void load(float* rows) const {  // [tail, size]
+    std::array<float, kMaxConvKernel * kSegment> channels;
+    for_each_channel([&](std::int64_t c, std::int64_t count) {
+      kernel_.widen(type_, data_ + c * stride_ * element_, count * tail_, channels.data() + c * tail_);
+    });
+    for (std::int64_t c = 0; c < size_; ++c)
+      for (int j = 0; j < tail_; ++j) rows[j * size_ + c] = channels[c * tail_ + j];
+  }
+
+  template <class RowAt>
+  void store(RowAt row_at) const {  // row_at(j)[c], j < tail
+    std::array<float, kMaxConvKernel * kSegment> channels;
+    for (int j = 0; j < tail_; ++j) {
+      const float* row = row_at(j);
+      for (std::int64_t c = 0; c < size_; ++c) channels[c * tail_ + j] = row[c];
+    }
+    for_each_channel([&](std::int64_t c, std::int64_t count) {
+      kernel_.narrow(type_, channels.data() + c * tail_, count * tail_, data_ + c * stride_ * element_);
+    });
+  }
+
+ private:
+  // All channels at once when there is nothing between them.
+  template <class F>
+  void for_each_channel(F f) const {
+    if (stride_ == tail_) return f(0, size_);
+    for (std::int64_t c = 0; c < size_; ++c) f(c, 1);
+  }
+
+  const Kernels& kernel_;
+  Float type_;
+  std::int64_t element_, size_, stride_;
+  int tail_;
+  char* data_;
+};
+
 void convolve(const Kernels& kernel, const Sequence& sequence, const Segment& segment, int taps, const TensorView& proj,
               const TensorView& weight, const TensorView& conv_state, const TensorView& out) {
   const int tail = taps - 1;
-  const Float type = float_type(conv_state.dtype);
-  const auto element = static_cast<std::int64_t>(size_of(conv_state.dtype));
-  char* state = static_cast<char*>(conv_state.data) +
-                (sequence.slot * conv_state.stride[0] + segment.channel * conv_state.stride[1]) * element;
-  std::array<float, (kMaxConvKernel - 1) * kSegment> history{};
-  std::array<float, kMaxConvKernel> taps_of_channel;
+  const SegmentState state(kernel, conv_state, sequence.slot, segment, tail);
+  std::array<float, (kMaxConvKernel - 1) * kSegment> history;
   if (sequence.has_state)
-    for (std::int64_t c = 0; c < segment.size; ++c) {
-      kernel.widen(type, state + c * conv_state.stride[1] * element, tail, taps_of_channel.data());
-      for (int j = 0; j < tail; ++j) history[j * segment.size + c] = taps_of_channel[j];
-    }
+    state.load(history.data());
+  else
+    std::fill_n(history.begin(), tail * segment.size, 0.0F);
   const float* input = proj.as<float>() + sequence.begin * proj.stride[0] + segment.offset;
   kernel.causal_conv({.num_tokens = sequence.num_tokens,
                       .dim = static_cast<int>(segment.size),
@@ -98,13 +142,10 @@ void convolve(const Kernels& kernel, const Sequence& sequence, const Segment& se
                       .history = history.data(),
                       .out = out.as<float>() + sequence.begin * out.stride[0] + segment.channel,
                       .out_stride = out.stride[0]});
-  for (std::int64_t c = 0; c < segment.size; ++c) {
-    for (int j = 0; j < tail; ++j) {
-      const std::int64_t t = sequence.num_tokens - tail + j;
-      taps_of_channel[j] = t < 0 ? history[(t + tail) * segment.size + c] : input[t * proj.stride[0] + c];
-    }
-    kernel.narrow(type, taps_of_channel.data(), tail, state + c * conv_state.stride[1] * element);
-  }
+  state.store([&](int j) {
+    const std::int64_t t = sequence.num_tokens - tail + j;
+    return t < 0 ? history.data() + (t + tail) * segment.size : input + t * proj.stride[0];
+  });
 }
 
 // decay = exp(g) and beta of one token and head. In double: exp(A_log) multiplies every error of the softplus.

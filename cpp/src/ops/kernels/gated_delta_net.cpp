@@ -3,26 +3,55 @@
 
 namespace deltaic::cpu::DELTAIC_ISA {
 
+namespace {
+
+// Vectors of channels [c, c + count): the taps stay in registers, the window of inputs slides over the tokens.
+template <int Taps>
+void convolve_channels(const ConvArgs& args, int64_t c, int count) {
+  constexpr int kAhead = 12;  // tokens: a row of input is a page or more from the next
+  float columns[Taps][kLanes] = {};
+  for (int i = 0; i < count; ++i)
+    for (int j = 0; j < Taps; ++j) columns[j][i] = args.weight[(c + i) * Taps + j];
+  Vec weight[Taps], window[Taps];
+  for (int j = 0; j < Taps; ++j) weight[j] = load(columns[j]);
+  for (int j = 0; j < Taps - 1; ++j) window[j] = load_some(args.history + j * args.dim + c, count);
+  const float* input = args.input + c;
+  float* out = args.out + c;
+  for (int64_t t = 0; t < args.num_tokens; ++t) {
+    if (t + kAhead < args.num_tokens) __builtin_prefetch(input + kAhead * args.input_stride);
+    window[Taps - 1] = load_some(input, count);
+    Vec acc{};
+    for (int j = 0; j < Taps; ++j) acc = fma(weight[j], window[j], acc);
+    store_some(out, silu(acc), count);
+    for (int j = 0; j < Taps - 1; ++j) window[j] = window[j + 1];
+    input += args.input_stride, out += args.out_stride;
+  }
+}
+
+// Any number of taps, read anew for every token.
+void convolve_any(const ConvArgs& args, int64_t c, int count) {
+  const int taps = args.kernel;
+  float columns[kMaxConvKernel][kLanes] = {};
+  for (int i = 0; i < count; ++i)
+    for (int j = 0; j < taps; ++j) columns[j][i] = args.weight[(c + i) * taps + j];
+  for (int64_t t = 0; t < args.num_tokens; ++t) {
+    Vec acc{};
+    for (int j = 0; j < taps; ++j) {
+      const int64_t from = t - (taps - 1) + j;
+      const float* row = from < 0 ? args.history + (from + taps - 1) * args.dim : args.input + from * args.input_stride;
+      acc = fma(load(columns[j]), load_some(row + c, count), acc);
+    }
+    store_some(args.out + t * args.out_stride + c, silu(acc), count);
+  }
+}
+
+}  // namespace
+
 // out = silu(sum of the taps in order); channels in lanes.
 void causal_conv(const ConvArgs& args) {
-  const int taps = args.kernel;
   for_each_vec(args.dim, [&](int64_t c, int count) {
-    Vec weight[kMaxConvKernel];
-    for (int j = 0; j < taps; ++j) {
-      Vec column{};
-      for (int i = 0; i < count; ++i) column[i] = args.weight[(c + i) * taps + j];
-      weight[j] = column;
-    }
-    for (int64_t t = 0; t < args.num_tokens; ++t) {
-      Vec acc{};
-      for (int j = 0; j < taps; ++j) {
-        const int64_t from = t - (taps - 1) + j;
-        const float* row =
-            from < 0 ? args.history + (from + taps - 1) * args.dim : args.input + from * args.input_stride;
-        acc = fma(weight[j], load_some(row + c, count), acc);
-      }
-      store_some(args.out + t * args.out_stride + c, silu(acc), count);
-    }
+    if (args.kernel == 4) return convolve_channels<4>(args, c, count);
+    convolve_any(args, c, count);
   });
 }
 
@@ -38,22 +67,30 @@ void qk_scalars(const float* q, const float* k, int64_t n, float scale, float* s
   const float k_factor = 1.0F / __builtin_sqrtf(sum(kk) + 1e-6F);
   scalars[0] = q_factor;
   scalars[1] = k_factor;
-  scalars[2] = sum(qk) * q_factor * k_factor;
+  scalars[2] = sum(qk) * q_factor;
 }
 
 namespace {
 
-// One token for one row, from the row's dots with the raw k and q: what is added to the row is k times `update`.
-struct RowStep {
-  float update, out;
+// One token's numbers for all rows: a row r with the raw dots S k and S q adds `update_v * v[r] - update_dot * dot_k`
+// times k to the decayed S, and gives `out_dot * dot_q + out_update` times that factor.
+struct Step {
+  float decay, update_v, update_dot, out_dot, out_update;
 };
-DELTAIC_INLINE RowStep row_step(float dot_k, float dot_q, float v, const float* scalars, const float* gates) {
-  const float decay = gates[0], beta = gates[1];
-  const float u = beta * fma(-decay, dot_k * scalars[1], v);
-  return {u * scalars[1], fma(decay, dot_q * scalars[0], u * scalars[2])};
+DELTAIC_INLINE Step step_of(const float* scalars, const float* gates) {
+  const float q_factor = scalars[0], k_factor = scalars[1], decay = gates[0], beta = gates[1];
+  const float update_v = beta * k_factor;
+  return {decay, update_v, update_v * (decay * k_factor), decay * q_factor, scalars[2]};
+}
+DELTAIC_INLINE float update_of(const Step& step, float dot_k, float v) {
+  return fma(-step.update_dot, dot_k, step.update_v * v);
+}
+DELTAIC_INLINE float out_of(const Step& step, float dot_q, float update) {
+  return fma(step.out_update, update, step.out_dot * dot_q);
 }
 
-// R rows of the state, N vectors each, in registers over all tokens.
+// R rows of the state, N vectors each, in registers or on the stack over all tokens. Several rows hide the time that a
+// sum over lanes takes.
 template <int N, int R>
 void rows_in_registers(const DeltaArgs& args, int row) {
   Vec s[R][N];
@@ -62,28 +99,31 @@ void rows_in_registers(const DeltaArgs& args, int row) {
   const float *q = args.q, *k = args.k, *v = args.v + row, *scalars = args.scalars, *gates = args.gates;
   float* out = args.out + row;
   for (int64_t t = 0; t < args.num_tokens; ++t) {
-    Vec dots[4] = {};  // k and q of row 0, of row 1
+    Vec dot_k[4] = {}, dot_q[4] = {};
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
       const Vec kv = load(k + i * kLanes), qv = load(q + i * kLanes);
       for (int r = 0; r < R; ++r) {
-        dots[2 * r] = fma(s[r][i], kv, dots[2 * r]);
-        dots[2 * r + 1] = fma(s[r][i], qv, dots[2 * r + 1]);
+        dot_k[r] = fma(s[r][i], kv, dot_k[r]);
+        dot_q[r] = fma(s[r][i], qv, dot_q[r]);
       }
     }
-    const Vec4 sums = sum4(dots[0], dots[1], dots[2], dots[3]);
+    const Vec4 sums_k = sum4(dot_k[0], dot_k[1], dot_k[2], dot_k[3]);
+    const Step step = step_of(scalars, gates);
+    float factor[R];
     Vec update[R];
     for (int r = 0; r < R; ++r) {
-      const RowStep step = row_step(sums[2 * r], sums[2 * r + 1], v[r], scalars, gates);
-      out[r] = step.out;
-      update[r] = splat(step.update);
+      factor[r] = update_of(step, sums_k[r], v[r]);
+      update[r] = splat(factor[r]);
     }
-    const Vec decay = splat(gates[0]);
+    const Vec decay = splat(step.decay);
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
       const Vec kv = load(k + i * kLanes);
       for (int r = 0; r < R; ++r) s[r][i] = fma(kv, update[r], s[r][i] * decay);
     }
+    const Vec4 sums_q = sum4(dot_q[0], dot_q[1], dot_q[2], dot_q[3]);
+    for (int r = 0; r < R; ++r) out[r] = out_of(step, sums_q[r], factor[r]);
     q += args.stride, k += args.stride, v += args.stride;
     scalars += args.scalars_stride, gates += args.gates_stride, out += args.out_stride;
   }
@@ -104,29 +144,31 @@ void row_in_memory(const DeltaArgs& args, int row) {
       dot_q = fma(value, load_some(q + i, count), dot_q);
     });
     const Vec4 sums = sum4(dot_k, dot_q, dot_k, dot_q);
-    const RowStep step = row_step(sums[0], sums[1], args.v[t * args.stride + row], scalars, gates);
-    args.out[t * args.out_stride + row] = step.out;
+    const Step step = step_of(scalars, gates);
+    const float update = update_of(step, sums[0], args.v[t * args.stride + row]);
+    args.out[t * args.out_stride + row] = out_of(step, sums[1], update);
     for_each_vec(args.key_dim, [&](int64_t i, int count) {
-      store_some(s + i, fma(load_some(k + i, count), splat(step.update), load_some(s + i, count) * gates[0]), count);
+      store_some(s + i, fma(load_some(k + i, count), splat(update), load_some(s + i, count) * step.decay), count);
     });
   }
 }
 
-template <int N>
+template <int N, int R>
 void delta_rule_in_registers(const DeltaArgs& args) {
   int row = 0;
-  for (; row + 2 <= args.num_rows; row += 2) rows_in_registers<N, 2>(args, row);
-  if (row < args.num_rows) rows_in_registers<N, 1>(args, row);
+  for (; row + R <= args.num_rows; row += R) rows_in_registers<N, R>(args, row);
+  for (; row < args.num_rows; ++row) rows_in_registers<N, 1>(args, row);
 }
 
 }  // namespace
 
 void delta_rule(const DeltaArgs& args) {
 #if defined(__AVX512F__)
-  if (args.key_dim == 128) return delta_rule_in_registers<8>(args);
-  if (args.key_dim == 64) return delta_rule_in_registers<4>(args);
+  if (args.key_dim == 128) return delta_rule_in_registers<8, 4>(args);
+  if (args.key_dim == 64) return delta_rule_in_registers<4, 4>(args);
 #elif defined(__AVX2__)
-  if (args.key_dim == 32) return delta_rule_in_registers<4>(args);
+  if (args.key_dim == 128) return delta_rule_in_registers<16, 4>(args);
+  if (args.key_dim == 64) return delta_rule_in_registers<8, 4>(args);
 #endif
   for (int row = 0; row < args.num_rows; ++row) row_in_memory(args, row);
 }

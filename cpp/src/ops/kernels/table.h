@@ -66,7 +66,7 @@ struct DeltaArgs {
   int key_dim, num_rows;
   const float *q, *k, *v;  // of token 0; v at the first row
   int64_t stride;          // between tokens, of q, k and v
-  const float* scalars;    // of token 0: 1 / |q| times the scale, 1 / |k|, q . k normalised
+  const float* scalars;    // of token 0: 1 / |q| times the scale, 1 / |k|, q . k times the first
   int64_t scalars_stride;
   const float* gates;  // of token 0: decay = exp(g), beta
   int64_t gates_stride;
