@@ -22,4 +22,5 @@ section "Python tests"
 python -m pytest tests_py
 
 section "lint"
+scripts/stubs.sh --check
 scripts/lint.sh

@@ -17,8 +17,8 @@ std::string concat(const Parts&... parts) {
 }  // namespace deltaic::detail
 
 // For what a caller can get wrong. The message is for the user: name the field and the numbers.
-#define DELTAIC_CHECK(condition, ...)                                                                \
-  do {                                                                                               \
-    if (!(condition)) [[unlikely]]                                                                   \
-      throw ::deltaic::InvalidArgument(::deltaic::detail::concat(__VA_ARGS__));                      \
+#define DELTAIC_CHECK(condition, ...)                                           \
+  do {                                                                          \
+    if (!(condition)) [[unlikely]]                                              \
+      throw ::deltaic::InvalidArgument(::deltaic::detail::concat(__VA_ARGS__)); \
   } while (false)

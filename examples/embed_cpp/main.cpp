@@ -28,14 +28,15 @@ int main(int argc, char** argv) try {
   memory.max_num_seqs = 1;
   memory.enable_prefix_caching = false;
   const deltaic::KVCacheConfig caches = deltaic::plan_kv_cache(model, memory);
-  deltaic::CacheManager cache({.num_blocks = caches.num_blocks, .block_size = memory.block_size, .enable_prefix_caching = false});
+  deltaic::CacheManager cache(
+      {.num_blocks = caches.num_blocks, .block_size = memory.block_size, .enable_prefix_caching = false});
   cache.add_request(request.req_id, request.prompt_token_ids);
   request.block_ids.assign(caches.groups.size(), {});
   request.block_ids[0] = cache.admit(request.req_id, {}, max_model_len).value();
   request.sampling_params.temperature = 0.0F;
 
-  deltaic::ModelRunner runner(argv[1], caches,
-                              {.max_num_reqs = 1, .max_model_len = max_model_len, .max_num_batched_tokens = max_model_len});
+  deltaic::ModelRunner runner(
+      argv[1], caches, {.max_num_reqs = 1, .max_model_len = max_model_len, .max_num_batched_tokens = max_model_len});
   deltaic::SchedulerOutput step;
   step.scheduled_new_reqs = {request};
   step.num_scheduled_tokens[request.req_id] = step.total_num_scheduled_tokens = num_prompt_tokens;

@@ -72,8 +72,8 @@ void bind_tensor(py::module_& m) {
       .value("u8", DType::u8);
   py::enum_<DeviceType>(m, "DeviceType").value("cpu", DeviceType::cpu).value("cuda", DeviceType::cuda);
   py::class_<Device>(m, "Device", "A CPU or one GPU.")
-      .def(py::init([](DeviceType type, int index) { return Device{type, index}; }), py::arg("type") = DeviceType::cpu,
-           py::arg("index") = 0)
+      .def(py::init([](DeviceType type, int index) { return Device{type, index}; }),
+           py::arg_v("type", DeviceType::cpu, "DeviceType.cpu"), py::arg("index") = 0)
       .def_readonly("type", &Device::type)
       .def_readonly("index", &Device::index);
   py::class_<TensorView>(m, "TensorView", "A view of a tensor of the core. Its owner keeps the memory alive.")
