@@ -6,10 +6,15 @@
 
 namespace deltaic::cuda {
 
-constexpr int kCopyThreads = 256;
+constexpr int kCopyThreads = 512;
 constexpr int kCopyUnroll = 4;  // independent 16-byte vectors in flight a thread
+constexpr int kCopyBlocksPerSm = 1;
 constexpr std::int64_t kTileVectors = kCopyThreads * kCopyUnroll;
 constexpr std::int64_t kTileBytes = kTileVectors * 16;
+
+// States are read and written once, and should not push anything else out of L2.
+__device__ inline uint4 load_once(const uint4* p) { return __ldcs(p); }
+__device__ inline void store_once(uint4* p, uint4 value) { __stcs(p, value); }
 
 struct Bytes {
   const char* src;
@@ -51,7 +56,7 @@ struct VectorCopy {
   template <bool kAligned>
   __device__ uint4 load(std::int64_t vector) const {
     if constexpr (kAligned) {
-      return *reinterpret_cast<const uint4*>(src + vector * 16);
+      return load_once(reinterpret_cast<const uint4*>(src + vector * 16));
     } else {
       const auto* words = reinterpret_cast<const unsigned*>(src + vector * 16 - shift);
       const unsigned w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
@@ -63,7 +68,7 @@ struct VectorCopy {
   }
 
   __device__ void store(std::int64_t vector, uint4 value) const {
-    *reinterpret_cast<uint4*>(dst + vector * 16) = value;
+    store_once(reinterpret_cast<uint4*>(dst + vector * 16), value);
   }
 };
 
@@ -139,6 +144,26 @@ __device__ inline void move_overlapping(const Bytes& copy) {
     bytes(tail, copy.size);
   else
     bytes(0, plan.head);
+}
+
+// The tiles next, next + gridDim.x, ... below `total`, which this block moves. find(tile) tells one thread what a tile
+// is; it is called for many tiles at once, so that its memory accesses wait for each other only once in kQueue tiles.
+// move(T) is called by all threads. Returns the first tile of this block that is not below `total`.
+template <class T, class Find, class Move>
+__device__ std::int64_t for_each_tile(std::int64_t next, std::int64_t total, Find find, Move move) {
+  constexpr int kQueue = 256;
+  static_assert(kQueue <= kCopyThreads);
+  __shared__ T queue[kQueue];
+  while (next < total) {
+    const std::int64_t left = (total - next + gridDim.x - 1) / gridDim.x;
+    const int count = left < kQueue ? static_cast<int>(left) : kQueue;
+    __syncthreads();  // the last queue is done with
+    if (threadIdx.x < count) queue[threadIdx.x] = find(next + threadIdx.x * std::int64_t{gridDim.x});
+    __syncthreads();
+    for (int i = 0; i < count; ++i) move(queue[i]);
+    next += std::int64_t{count} * gridDim.x;
+  }
+  return next;
 }
 
 }  // namespace deltaic::cuda

@@ -15,14 +15,33 @@
 namespace deltaic::cuda {
 namespace {
 
-constexpr int kBlocksPerSm = 4;
+constexpr std::size_t kMaxSharedBytes = 16 << 10;  // what the tables may take of shared memory
 static_assert(ops::kStateTileBytes == kTileBytes);
 
 struct Plan {
   const ops::StateTensor* states;
   const ops::BlockTable* block_tables;
   const std::int32_t* tile_ends;  // of each state, within a request
-  std::int32_t num_states;
+  std::int32_t num_states, num_groups;
+
+  __host__ __device__ std::size_t num_bytes() const {
+    return num_states * (sizeof(ops::StateTensor) + sizeof(std::int32_t)) + num_groups * sizeof(ops::BlockTable);
+  }
+};
+
+// The tables of a plan, one after the other: all but the last are of structs whose size is a multiple of 8.
+__host__ __device__ Plan tables_at(const char* data, std::int32_t num_states, std::int32_t num_groups) {
+  static_assert(sizeof(ops::StateTensor) % 8 == 0 && sizeof(ops::BlockTable) % 8 == 0);
+  const char* block_tables = data + num_states * sizeof(ops::StateTensor);
+  const char* tile_ends = block_tables + num_groups * sizeof(ops::BlockTable);
+  return {reinterpret_cast<const ops::StateTensor*>(data), reinterpret_cast<const ops::BlockTable*>(block_tables),
+          reinterpret_cast<const std::int32_t*>(tile_ends), num_states, num_groups};
+}
+
+struct StateTile {
+  ops::StateMove move;
+  std::int64_t row_bytes;
+  std::int32_t tile, num_tiles;
 };
 
 // A piece moves down to a lower address, over itself, in units of T: every thread owns columns of units, and moves them
@@ -60,25 +79,38 @@ __device__ void visit_width(std::uint64_t bits, F f) {
     f.template operator()<std::uint8_t>();
 }
 
-__device__ void move_tile(const ops::StateTensor& state, const ops::StateMove& move, std::int64_t tile,
-                          std::int64_t num_tiles) {
+__device__ void move_tile(const StateTile& tile) {
+  const ops::StateMove& move = tile.move;
+  if (move.size == 0) return;
   const std::uint64_t ends = reinterpret_cast<std::uint64_t>(move.src) | reinterpret_cast<std::uint64_t>(move.dst);
   if (move.num_rows > 0) {
     visit_width(ends | static_cast<std::uint64_t>(move.row_stride | move.size),
-                [&]<class T>() { shift_rows<T>(move, tile, num_tiles); });
+                [&]<class T>() { shift_rows<T>(move, tile.tile, tile.num_tiles); });
   } else if (move.in_place) {
-    visit_width(ends | static_cast<std::uint64_t>(state.row_bytes), [&]<class T>() {
-      shift_columns<T>(move.src, move.dst, state.row_bytes, state.row_bytes, move.size / state.row_bytes, tile,
-                       num_tiles);
+    visit_width(ends | static_cast<std::uint64_t>(tile.row_bytes), [&]<class T>() {
+      shift_columns<T>(move.src, move.dst, tile.row_bytes, tile.row_bytes, move.size / tile.row_bytes, tile.tile,
+                       tile.num_tiles);
     });
   } else {
-    copy_tile({move.src, move.dst, move.size}, tile);
+    copy_tile({move.src, move.dst, move.size}, tile.tile);
   }
 }
 
-__global__ void __launch_bounds__(kCopyThreads, kBlocksPerSm) copy_states_kernel(Plan plan, ops::StateCopyArgs args) {
+// Puts the plan's tables, which lie one after the other, into shared memory. A barrier must follow.
+__device__ Plan stage(const Plan& plan, std::uint64_t* shared) {
+  const auto* words = reinterpret_cast<const std::uint32_t*>(plan.states);
+  auto* out = reinterpret_cast<std::uint32_t*>(shared);
+  for (std::size_t i = threadIdx.x; i < plan.num_bytes() / 4; i += kCopyThreads) out[i] = words[i];
+  return tables_at(reinterpret_cast<const char*>(shared), plan.num_states, plan.num_groups);
+}
+
+__global__ void __launch_bounds__(kCopyThreads, kCopyBlocksPerSm)
+    copy_states_kernel(Plan plan, ops::StateCopyArgs args, bool stage_tables) {
   __shared__ ops::RequestCopy copies[kCopyThreads];
-  const std::int64_t tiles_per_request = plan.tile_ends[plan.num_states - 1];
+  extern __shared__ std::uint64_t shared_tables[];
+  allow_next_kernel();
+  if (stage_tables) plan = stage(plan, shared_tables);  // nobody writes the tables
+  wait_for_previous_kernel();
   std::int64_t next = blockIdx.x;  // this block's next tile, counted from the first tile of the current list
   for (std::int32_t base = 0; base < args.num_reqs; base += kCopyThreads) {
     const std::int32_t row = base + static_cast<std::int32_t>(threadIdx.x);
@@ -93,36 +125,30 @@ __global__ void __launch_bounds__(kCopyThreads, kBlocksPerSm) copy_states_kernel
     const int end = inclusive_block_sum<kCopyThreads>(decision.has_copy ? 1 : 0);
     if (decision.has_copy) copies[end - 1] = decision.copy;
     __syncthreads();
-    const std::int64_t total = num_copies * tiles_per_request;
-    for (; next < total; next += gridDim.x) {
-      const auto tile = static_cast<std::int32_t>(next % tiles_per_request);
-      int state = 0, end_state = plan.num_states - 1;  // the first state with tile_ends > tile
-      while (state < end_state) {
-        const int middle = (state + end_state) / 2;
-        if (plan.tile_ends[middle] <= tile)
+    const std::int64_t tiles_per_request = plan.tile_ends[plan.num_states - 1];
+    const auto find = [&](std::int64_t tile) -> StateTile {
+      const auto within = static_cast<std::int32_t>(tile % tiles_per_request);
+      int state = 0, last = plan.num_states - 1;  // the first state with tile_ends > within
+      while (state < last) {
+        const int middle = (state + last) / 2;
+        if (plan.tile_ends[middle] <= within)
           state = middle + 1;
         else
-          end_state = middle;
+          last = middle;
       }
       const std::int32_t first = state == 0 ? 0 : plan.tile_ends[state - 1];
       const ops::StateTensor& tensor = plan.states[state];
-      const ops::StateMove move =
-          ops::locate(tensor, plan.block_tables[tensor.group], copies[next / tiles_per_request]);
-      if (move.size > 0) move_tile(tensor, move, tile - first, plan.tile_ends[state] - first);
-    }
-    next -= total;
+      return {ops::locate(tensor, plan.block_tables[tensor.group], copies[tile / tiles_per_request]), tensor.row_bytes,
+              within - first, plan.tile_ends[state] - first};
+    };
+    const std::int64_t total = num_copies * tiles_per_request;
+    next = for_each_tile<StateTile>(next, total, find, move_tile) - total;
   }
 }
 
-// Where the tables lie in the plan's buffer. All but the last are of structs whose size is a multiple of 8.
-Plan tables_of(const ops::StateCopyPlan& plan, char* data) {
-  static_assert(sizeof(ops::StateTensor) % 8 == 0 && sizeof(ops::BlockTable) % 8 == 0);
-  const std::size_t states_bytes = plan.states().size() * sizeof(ops::StateTensor);
-  const std::size_t block_tables_bytes = plan.block_tables().size() * sizeof(ops::BlockTable);
-  return {reinterpret_cast<const ops::StateTensor*>(data),
-          reinterpret_cast<const ops::BlockTable*>(data + states_bytes),
-          reinterpret_cast<const std::int32_t*>(data + states_bytes + block_tables_bytes),
-          static_cast<std::int32_t>(plan.states().size())};
+Plan tables_of(const ops::StateCopyPlan& plan, const void* data) {
+  return tables_at(static_cast<const char*>(data), static_cast<std::int32_t>(plan.states().size()),
+                   static_cast<std::int32_t>(plan.block_tables().size()));
 }
 
 template <class T>
@@ -134,11 +160,8 @@ void upload(const T* device, const std::vector<T>& host) {
 }  // namespace
 
 Buffer upload_state_copy_tables(const ops::StateCopyPlan& plan) {
-  const std::size_t num_bytes = plan.states().size() * sizeof(ops::StateTensor) +
-                                plan.block_tables().size() * sizeof(ops::BlockTable) +
-                                plan.tile_ends().size() * sizeof(std::int32_t);
-  Buffer buffer(num_bytes, plan.device());
-  const Plan tables = tables_of(plan, static_cast<char*>(buffer.data()));
+  Buffer buffer(tables_of(plan, nullptr).num_bytes(), plan.device());
+  const Plan tables = tables_of(plan, buffer.data());
   upload(tables.states, plan.states());
   upload(tables.block_tables, plan.block_tables());
   upload(tables.tile_ends, plan.tile_ends());
@@ -149,10 +172,14 @@ void copy_states(ops::Stream stream, const ops::StateCopyPlan& plan, const ops::
   int num_sms = 0;
   check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, plan.device().index));
   const std::int64_t max_tiles = std::int64_t{args.num_reqs} * plan.tile_ends().back();
-  const std::int64_t num_blocks = std::clamp<std::int64_t>(max_tiles, 1, num_sms * kBlocksPerSm);
-  const Launch launch{
-      .grid = dim3(static_cast<unsigned>(num_blocks)), .block = dim3(kCopyThreads), .stream = native(stream)};
-  launch(copy_states_kernel, tables_of(plan, static_cast<char*>(plan.device_tables().data())), args);
+  const std::int64_t num_blocks = std::clamp<std::int64_t>(max_tiles, 1, num_sms * kCopyBlocksPerSm);
+  const Plan tables = tables_of(plan, plan.device_tables().data());
+  const bool stage_tables = tables.num_bytes() <= kMaxSharedBytes;
+  const DependentLaunch launch{.grid = dim3(static_cast<unsigned>(num_blocks)),
+                               .block = dim3(kCopyThreads),
+                               .stream = native(stream),
+                               .shared_bytes = stage_tables ? tables.num_bytes() : 0};
+  launch(copy_states_kernel, tables, args, stage_tables);
 }
 
 }  // namespace deltaic::cuda

@@ -49,7 +49,7 @@ struct BlockTable {
 };
 
 // Bytes of a state that one block of threads copies at a time.
-inline constexpr std::int64_t kStateTileBytes = 16384;
+inline constexpr std::int64_t kStateTileBytes = 32768;
 
 // All states of a model and their block tables, ready for copies on one device. Owns its tables of addresses, not the
 // states; what it points to must stay where it is.
