@@ -151,6 +151,34 @@ TEST_CASE("3: output tokens that the scheduler discarded are forgotten") {
   CHECK(runner.input_batch().num_tokens(0) == 5);
 }
 
+TEST_CASE("D77: a request may end in every state, and an unknown id may end too") {
+  const TinyModel model = tiny_qwen3_5();
+  ModelRunner runner = make_runner(model);
+  const Tokens prompt = prompt_of(5, 5);
+  Step first(runner);
+  first.finish("unknown").preempt("unknown too");
+  first.admit("chunked", prompt_of(9, 1), {0, 1, 2}, 4);
+  first.admit("waiting", prompt_of(3, 2), {3}, 0);
+  first.admit("preempted", prompt_of(3, 3), {4}, 3);
+  first.admit("both", prompt_of(3, 4), {5}, 3);
+  run_step(runner, first);
+  Step second(runner);
+  second.preempt("preempted");
+  run_step(runner, second);
+  Step third(runner);
+  third.finish("chunked").finish("waiting").finish("preempted").finish("both").finish("both").preempt("both");
+  third.admit("next", prompt, {0, 1}, 5);
+  const ModelRunnerOutput output = run_step(runner, third);
+  CHECK(output.req_ids == Ids{"next"});
+  CHECK(output.sampled_token_ids == std::vector<Tokens>{{dense_argmax(runner, prompt)}});
+  CHECK(runner.gdn_state_slots() == std::map<std::string, int>{{"next", 0}});
+  // What ended does not come back: a resumed id without a row is ignored.
+  Step fourth(runner);
+  fourth.run("preempted", 0, 3, {4}).run("next", 5, 1);
+  fourth.output.scheduled_cached_reqs.resumed_req_ids = {"preempted"};
+  CHECK(run_step(runner, fourth).req_ids == Ids{"next"});
+}
+
 TEST_CASE("D62: block-table entries of vacated rows are inert: no live block changes") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
