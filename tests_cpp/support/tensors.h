@@ -15,6 +15,7 @@
 
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/core/thread_pool.h"
+#include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/context.h"
 #include "cpp/src/ops/weight.h"
 
@@ -110,6 +111,25 @@ inline Tensor copy_of(const Tensor& tensor) {
   Tensor copy(view.dtype, std::span<const std::int64_t>(view.shape.data(), static_cast<std::size_t>(view.rank)));
   std::memcpy(copy.view().data, view.data, view.num_bytes());
   return copy;
+}
+
+// The same tensor in the memory of another device.
+inline Tensor copy_to(const Tensor& tensor, Device device) {
+  const TensorView& view = tensor.view();
+  Tensor copy(view.dtype, std::span<const std::int64_t>(view.shape.data(), static_cast<std::size_t>(view.rank)),
+              device);
+  if (view.num_bytes() == 0) return copy;
+  if (device.type == DeviceType::cuda || view.device.type == DeviceType::cuda)
+    cuda::copy_and_wait(copy.view().data, view.data, view.num_bytes());
+  else
+    std::memcpy(copy.view().data, view.data, view.num_bytes());
+  return copy;
+}
+
+inline ops::Context context_of(Device device) {
+  ops::Context ctx = cpu_context();
+  ctx.device = device;
+  return ctx;
 }
 
 inline ops::Weight weight_of(const Tensor& tensor) { return {.view = tensor.view(), .owner = nullptr}; }

@@ -131,25 +131,44 @@ void rows_in_registers(const DeltaArgs& args, int row) {
     for (int i = 0; i < N; ++i) store(args.state + (row + r) * args.key_dim + i * kLanes, s[r][i]);
 }
 
-// The same for any size, with the row in L1. The sums have the order of rows_in_registers.
-void row_in_memory(const DeltaArgs& args, int row) {
+// The same for any size, with the rows in L1. The sums have the order of rows_in_registers.
+template <int R>
+void rows_in_memory(const DeltaArgs& args, int row) {
   float* s = args.state + static_cast<int64_t>(row) * args.key_dim;
+  const int64_t n = args.key_dim;
+  const float *q = args.q, *k = args.k, *v = args.v + row, *scalars = args.scalars, *gates = args.gates;
+  float* out = args.out + row;
   for (int64_t t = 0; t < args.num_tokens; ++t) {
-    const float *q = args.q + t * args.stride, *k = args.k + t * args.stride;
-    const float *scalars = args.scalars + t * args.scalars_stride, *gates = args.gates + t * args.gates_stride;
-    Vec dot_k{}, dot_q{};
-    for_each_vec(args.key_dim, [&](int64_t i, int count) {
-      const Vec value = load_some(s + i, count);
-      dot_k = fma(value, load_some(k + i, count), dot_k);
-      dot_q = fma(value, load_some(q + i, count), dot_q);
+    Vec dot_k[4] = {}, dot_q[4] = {};
+    for_each_vec(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+      const Vec kv = load_some(k + i, count), qv = load_some(q + i, count);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const Vec value = load_some(s + r * n + i, count);
+        dot_k[r] = fma(value, kv, dot_k[r]);
+        dot_q[r] = fma(value, qv, dot_q[r]);
+      }
     });
-    const Vec4 sums = sum4(dot_k, dot_q, dot_k, dot_q);
+    const Vec4 sums_k = sum4(dot_k[0], dot_k[1], dot_k[2], dot_k[3]);
+    const Vec4 sums_q = sum4(dot_q[0], dot_q[1], dot_q[2], dot_q[3]);
     const Step step = step_of(scalars, gates);
-    const float update = update_of(step, sums[0], args.v[t * args.stride + row]);
-    args.out[t * args.out_stride + row] = out_of(step, sums[1], update);
-    for_each_vec(args.key_dim, [&](int64_t i, int count) {
-      store_some(s + i, fma(load_some(k + i, count), splat(update), load_some(s + i, count) * step.decay), count);
+    Vec update[R];
+    for (int r = 0; r < R; ++r) {
+      const float factor = update_of(step, sums_k[r], v[r]);
+      out[r] = out_of(step, sums_q[r], factor);
+      update[r] = splat(factor);
+    }
+    const Vec decay = splat(step.decay);
+    for_each_vec(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+      const Vec kv = load_some(k + i, count);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        float* at = s + r * n + i;
+        store_some(at, fma(kv, update[r], load_some(at, count) * decay), count);
+      }
     });
+    q += args.stride, k += args.stride, v += args.stride;
+    scalars += args.scalars_stride, gates += args.gates_stride, out += args.out_stride;
   }
 }
 
@@ -166,11 +185,10 @@ void delta_rule(const DeltaArgs& args) {
 #if defined(__AVX512F__)
   if (args.key_dim == 128) return delta_rule_in_registers<8, 4>(args);
   if (args.key_dim == 64) return delta_rule_in_registers<4, 4>(args);
-#elif defined(__AVX2__)
-  if (args.key_dim == 128) return delta_rule_in_registers<16, 4>(args);
-  if (args.key_dim == 64) return delta_rule_in_registers<8, 4>(args);
 #endif
-  for (int row = 0; row < args.num_rows; ++row) row_in_memory(args, row);
+  int row = 0;
+  for (; row + 4 <= args.num_rows; row += 4) rows_in_memory<4>(args, row);
+  for (; row < args.num_rows; ++row) rows_in_memory<1>(args, row);
 }
 
 }  // namespace deltaic::cpu::DELTAIC_ISA

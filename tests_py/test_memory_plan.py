@@ -1,0 +1,118 @@
+"""Sizes: what the user set is kept or refused, what was left open shrinks until it fits."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from deltaic import _core
+from deltaic.engine import Engine
+from deltaic.engine_config import EngineConfig
+from deltaic.memory_plan import available_memory_bytes, plan_sizes
+from deltaic.sampling_params import SamplingParams
+
+PARITY = Path(__file__).parent / "data" / "parity"
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> _core.ModelConfig:
+    return _core.load_model_config(PARITY / "qwen3_5" / "fp32")
+
+
+@pytest.fixture(scope="module")
+def attention_only() -> _core.ModelConfig:
+    return _core.load_model_config(PARITY / "qwen3_tied" / "fp32")
+
+
+def test_defaults_take_all_that_the_model_has(hybrid: _core.ModelConfig, attention_only: _core.ModelConfig) -> None:
+    for model, interval, num_groups in ((hybrid, 256, 2), (attention_only, 0, 1)):
+        sizes, kv_cache = plan_sizes(model, EngineConfig(kv_cache_memory_bytes=256 << 20))
+        assert sizes.max_model_len == 4096
+        assert (sizes.max_num_seqs, sizes.max_num_batched_tokens) == (32, 2048)
+        assert (sizes.mamba_block_size, sizes.num_kv_cache_groups) == (interval, num_groups)
+        assert (kv_cache.num_blocks - 1) * 16 >= 4096
+        assert (kv_cache.num_snapshot_slots > 0) == (interval > 0)
+
+
+def test_block_0_is_not_counted() -> None:
+    """D74: 64 blocks of 16 tokens refuse max_model_len 1024 and take 1008, which completes; 512 needs 33, not 32."""
+    path = PARITY / "qwen3_tied" / "fp32"
+    for num_blocks, max_model_len, fits in ((64, 1024, False), (64, 1008, True), (32, 512, False), (33, 512, True)):
+        config = EngineConfig(num_blocks=num_blocks, max_model_len=max_model_len)
+        if not fits:
+            with pytest.raises(MemoryError, match=f"max_model_len is {max_model_len}.*raise num_blocks"):
+                Engine.from_checkpoint(path, config)
+            continue
+        engine = Engine.from_checkpoint(path, config)
+        engine.add_request("a", [1] * (max_model_len - 3), SamplingParams(temperature=0.0, max_tokens=None))
+        tokens = []
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                assert output.error is None
+                tokens += output.new_token_ids
+        assert len(tokens) == 3
+
+
+def test_max_model_len_shrinks_to_what_fits_with_one_line(
+    hybrid: _core.ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        sizes, kv_cache = plan_sizes(hybrid, EngineConfig(num_blocks=1 + 20))
+    assert sizes.max_model_len == 20 * 16
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "max_model_len is 320 instead of the model's 4096: the caches have 20 blocks of 16 tokens"
+    )
+    assert kv_cache.num_blocks == 21
+
+
+def test_max_num_seqs_shrinks_to_what_fits_with_one_line(
+    hybrid: _core.ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D66: more requests than state slots are never a crash in the middle of a run."""
+    with caplog.at_level(logging.WARNING):
+        sizes, _ = plan_sizes(hybrid, EngineConfig(kv_cache_memory_bytes=400_000, max_model_len=64))
+    assert 1 <= sizes.max_num_seqs < 32
+    messages = [record.getMessage() for record in caplog.records]
+    assert f"max_num_seqs is {sizes.max_num_seqs} instead of 32: the caches have 400000 bytes" in messages
+
+
+def test_what_the_user_set_is_refused_with_the_numbers(hybrid: _core.ModelConfig) -> None:
+    with pytest.raises(ValueError, match="max_model_len 4097 is beyond the model's 4096 positions"):
+        plan_sizes(hybrid, EngineConfig(max_model_len=4097))
+    with pytest.raises(MemoryError, match="max_num_seqs"):
+        plan_sizes(hybrid, EngineConfig(kv_cache_memory_bytes=400_000, max_num_seqs=1024))
+    with pytest.raises(MemoryError, match="max_model_len"):
+        plan_sizes(hybrid, EngineConfig(kv_cache_memory_bytes=1_000_000, max_model_len=4096, max_num_seqs=1))
+
+
+def test_a_mamba_block_beyond_the_context_is_warned_of(
+    hybrid: _core.ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D33: no snapshot could ever be hit, and the hit rate would silently be 0."""
+    with caplog.at_level(logging.WARNING):
+        plan_sizes(hybrid, EngineConfig(max_model_len=256, kv_cache_memory_bytes=64 << 20))
+    assert [record.getMessage() for record in caplog.records] == [
+        "prefix caching cannot hit: mamba_block_size 256 is not below max_model_len 256"
+    ]
+
+
+def test_chunked_prefill_off_makes_steps_as_long_as_a_prompt(hybrid: _core.ModelConfig) -> None:
+    sizes, _ = plan_sizes(hybrid, EngineConfig(enable_chunked_prefill=False, kv_cache_memory_bytes=64 << 20))
+    assert sizes.max_num_batched_tokens == 4096
+
+
+def test_state_memory_does_not_depend_on_the_number_of_blocks() -> None:
+    path = PARITY / "qwen3_5" / "fp32"
+    slots = []
+    for num_blocks in (100, 1000):
+        config = EngineConfig(num_blocks=num_blocks, max_model_len=512, max_num_seqs=4, enable_prefix_caching=False)
+        engine = Engine.from_checkpoint(path, config)
+        assert engine.runner.num_blocks == num_blocks
+        slots.append(engine.runner.num_state_slots)
+    assert slots == [4, 4]
+
+
+def test_available_memory_is_a_sane_number() -> None:
+    assert 1 << 20 < available_memory_bytes() < 1 << 50
