@@ -263,6 +263,7 @@ class FakeRunner:
         self.fail_execute: set[int] = set()  # steps whose forward raises
         self.fail_output: set[int] = set()  # steps whose get_output raises
         self.not_finite: set[str] = set()  # requests whose logits are not finite
+        self.gives_no_token: set[str] = set()  # requests that the runner forgets: a defect
         self._output: _core.ModelRunnerOutput | None = None
 
     @property
@@ -312,7 +313,7 @@ class FakeRunner:
             if blocks[i] is not None:
                 assert len(blocks[i]) == 1 + self.is_hybrid
                 row.blocks += blocks[i][0]
-            assert len(row.tokens) == row.num_prompt + outputs[i]
+            assert len(row.tokens) == row.num_prompt + outputs[i] or req_id in self.not_finite | self.gives_no_token
         return dict(zip(cached.req_ids, counts, strict=True))
 
     def _apply_new(self, step: _core.SchedulerOutput) -> dict[str, int]:
@@ -369,6 +370,9 @@ class FakeRunner:
             if end < len(row.tokens):
                 sampled.append([])
                 continue
+            if req_id in self.not_finite or req_id in self.gives_no_token:
+                sampled.append([])
+                continue
             token = next_token(row.tokens, row.seed)
             row.tokens.append(token)
             row.last_sampled = token
@@ -387,6 +391,8 @@ class FakeRunner:
     def _write(self, row: Row, start: int, num_new: int, written: set[tuple[int, int]]) -> None:
         end = start + num_new
         assert num_new > 0
+        if end == len(row.tokens) + 1 and num_new == 1:  # the sample before failed: what runs now is for nobody
+            row.tokens.append(0)
         assert end <= len(row.tokens), "a step past the known tokens"
         assert len(row.blocks) == len(set(row.blocks))
         assert 0 not in row.blocks

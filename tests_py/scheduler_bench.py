@@ -8,7 +8,8 @@ from typing import Any
 from deltaic import _core
 from deltaic.request import EngineOutput, Request
 from deltaic.sampling_params import SamplingParams
-from deltaic.scheduler import Scheduler, SchedulerConfig
+from deltaic.scheduler import Scheduler
+from deltaic.scheduler_config import SchedulerConfig
 from fakes import FakeCacheManager, FakeRunner, expected_tokens, next_token
 
 

@@ -9,7 +9,7 @@ from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
 from deltaic.request import EngineOutput
 from deltaic.sampling_params import SamplingParams
-from deltaic.scheduler import SchedulerConfig
+from deltaic.scheduler_config import SchedulerConfig
 from fakes import VOCAB_SIZE, FakeCacheManager, FakeRunner, expected_tokens
 
 
@@ -271,13 +271,21 @@ def test_requests_outside_a_failed_step_start_again() -> None:
     assert tokens_of(outputs["b"]) == expected_tokens(list(range(50, 60)), 8)
 
 
-def test_a_request_with_bad_logits_fails_and_the_others_do_not() -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize(("defect", "message"), [("not_finite", "not finite"), ("gives_no_token", "gave no token")])
+def test_a_request_without_a_token_fails_and_the_others_do_not(
+    defect: str, message: str, async_scheduling: bool
+) -> None:
+    engine = make_engine(async_scheduling=async_scheduling, mamba_block_size=8)
     for req_id in "ab":
         engine.add_request(req_id, [1, 2, 3, 4, 5], greedy(max_tokens=8, seed=ord(req_id)))
-    engine.runner.not_finite.add("a")
+    first = engine.step()
+    getattr(engine.runner, defect).add("a")
     outputs = run(engine)
+    for output in first:
+        outputs[output.req_id].insert(0, output)
     assert outputs["a"][-1].finish_reason == "error"
+    assert message in str(outputs["a"][-1].error)
     assert tokens_of(outputs["b"]) == expected_tokens([1, 2, 3, 4, 5], 8, seed=ord("b"))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,35 @@ def test_logprobs_do_not_depend_on_the_batch(async_scheduling: bool) -> None:
         assert len(tokens) == 12
         found.append(values(list(entries)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False], ids=["async", "sync"])
+def test_a_request_whose_logits_are_not_finite_fails_alone(tmp_path: Path, async_scheduling: bool) -> None:
+    """A row of NaN in the embedding makes every prompt with that token fail, and no other."""
+    shutil.copytree(CHECKPOINT.parent.parent / "qwen3_untied" / "fp32", tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    header_bytes = int.from_bytes(data[:8], "little")
+    embedding = json.loads(data[8 : 8 + header_bytes])["model.embed_tokens.weight"]
+    row_bytes = 4 * embedding["shape"][1]
+    begin = 8 + header_bytes + embedding["data_offsets"][0] + 5 * row_bytes
+    data[begin : begin + row_bytes] = struct.pack("<f", float("nan")) * (row_bytes // 4)
+    weights.write_bytes(data)
+
+    engine = Engine.from_checkpoint(
+        tmp_path / "model", EngineConfig(kv_cache_memory_bytes=64 << 20, async_scheduling=async_scheduling)
+    )
+    good = [token for token in random_prompt(40) if token != 5]
+    engine.add_request("alone", good, greedy(max_tokens=8))
+    expected = [token for output in run(engine)["alone"] for token in output.new_token_ids]
+    engine.add_request("good", good, greedy(max_tokens=8))
+    engine.add_request("bad", [*good[:20], 5], greedy(max_tokens=8))
+    outputs = run(engine)
+    assert (outputs["bad"][-1].finish_reason, outputs["bad"][-1].error) == (
+        "error",
+        "the logits of request 'bad' are not finite",
+    )
+    assert [token for output in outputs["good"] for token in output.new_token_ids] == expected
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False], ids=["async", "sync"])

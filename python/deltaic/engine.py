@@ -14,7 +14,8 @@ from deltaic import _core
 from deltaic.engine_config import EngineConfig
 from deltaic.memory_plan import plan_sizes
 from deltaic.request import EngineOutput, Request
-from deltaic.scheduler import Scheduler, SchedulerConfig
+from deltaic.scheduler import Scheduler
+from deltaic.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
     from deltaic.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltaic import _core
 from deltaic.engine_config import EngineConfig
-from deltaic.scheduler import SchedulerConfig
+from deltaic.scheduler_config import SchedulerConfig
 
 logger = logging.getLogger(__name__)
 

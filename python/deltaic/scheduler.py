@@ -8,49 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 from deltaic import _core
 from deltaic.request import EngineOutput, FinishReason, Request, RequestStatus
+from deltaic.scheduler_config import SchedulerConfig
 from deltaic.waiting_queue import WaitingQueue
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits and switches. Raises ValueError naming the field and the numbers."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int = 16
-    mamba_block_size: int = 0  # 0: the model has no recurrent layers
-    num_kv_cache_groups: int = 1  # group 0 is full attention; the others have no block table
-    enable_prefix_caching: bool = True
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0: no such limit
-    enable_chunked_prefill: bool = True  # False: a prompt is cut for snapshots only
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_kv_cache_groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(
-                f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}"
-            )
-        if self.mamba_block_size < 0 or self.mamba_block_size % self.block_size:
-            raise ValueError(
-                f"mamba_block_size must be a multiple of block_size, got {self.mamba_block_size} and {self.block_size}"
-            )
-        if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f"policy must be fcfs or priority, got {self.policy!r}")
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                f"without chunked prefill max_num_batched_tokens must be at least max_model_len, got "
-                f"{self.max_num_batched_tokens} and {self.max_model_len}"
-            )
-
 
 # A request in a step that was handed out; its num_preemptions then, as an output of an earlier life is discarded;
 # and whether it samples: no token comes of a part of the prefill.
@@ -119,6 +81,7 @@ class Scheduler:
             self._finished_ids += step.finished_req_ids
             self._preempted_ids += step.preempted_req_ids
         self._in_flight.clear()
+        self._drop_finished()
         alive = [request for request, num_preemptions, _ in rows if request.num_preemptions == num_preemptions]
         outputs = self._finish_all(alive, "error", message)
         self.reset_prefix_cache(preempt_running=True)
@@ -393,7 +356,6 @@ class Scheduler:
         """Take the tokens of the oldest step in flight; return what is new for each request."""
         if not self._in_flight or self._in_flight[0][0] is not step:
             raise ValueError("update() takes the steps in the order in which schedule() returned them")
-        rows = self._in_flight.popleft()[1]
         index = output.req_id_to_index
         sampled = output.sampled_token_ids
         failed = set(output.failed_req_ids)
@@ -402,12 +364,16 @@ class Scheduler:
         outputs: list[EngineOutput] = []
         any_finished = False
         running = RequestStatus.RUNNING
-        for request, num_preemptions, samples in rows:
+        for request, num_preemptions, samples in self._in_flight[0][1]:
             if request.status is not running or request.num_preemptions != num_preemptions:
                 continue  # ended or preempted meanwhile: its token is computed again, or not wanted
             req_id = request.req_id
-            if req_id in failed:
+            tokens = sampled[index[req_id]]
+            if req_id in failed or (samples and not tokens):
                 message = f"the logits of request {req_id!r} are not finite"
+                if req_id not in failed:
+                    failed.add(req_id)
+                    message = f"the runner gave no token for request {req_id!r}"
                 outputs.append(EngineOutput(req_id, finish_reason="error", error=message))
                 self._release(request)
                 any_finished = True
@@ -419,9 +385,6 @@ class Scheduler:
             if not samples:
                 continue
             request.num_placeholders -= 1
-            tokens = sampled[index[req_id]]
-            if not tokens:
-                raise RuntimeError(f"the runner gave no token for request {req_id!r}, whose prefill is complete")
             new_ids, finish_reason, stop_reason = request.append(tokens)
             if 0 < request.reserved_snapshot <= len(request.token_ids):
                 self._publish_blocks(request, request.reserved_snapshot)
@@ -448,6 +411,7 @@ class Scheduler:
             if finish_reason is not None:
                 self._release(request)
                 any_finished = True
+        self._in_flight.popleft()
         if any_finished:
             self._drop_finished()
         if failed:
