@@ -199,7 +199,7 @@ void bench_gdn(Bench& bench) {
                  ops::gated_delta_rule(bench.ctx(), shape, layout, conv.view(), proj.view(), A_log.view(),
                                        dt_bias.view(), sequences(i), temporal.view(), out.view());
                });
-    const Tensor norm_weight = random({128}, DType::f32);
+    const Tensor norm_weight = random({128}, DType::f32), normal = random({num_tokens, value_heads, 128}, DType::f32);
     TensorView z = proj.view();
     z.rank = 3, z.shape = {num_tokens, value_heads, 128}, z.stride = {row, 128, 1};
     z.data = proj.as<float>() + layout.z;

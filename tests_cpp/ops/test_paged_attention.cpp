@@ -74,10 +74,12 @@ struct Paged {
     const std::int64_t num_heads = num_kv_heads * group, row = num_heads * dim;
     const std::int64_t stride = dim + 3;  // heads with gaps, as in a fused projection
     Tensor queries = test::filled({start.back(), num_heads, stride}, DType::f32, NAN);
-    for (std::size_t i = 0; i < seq_lens.size(); ++i)
+    for (std::size_t i = 0; i < seq_lens.size(); ++i) {
+      const std::int64_t first = std::max(0, lens[i] - query_lens[i]);  // more queries than tokens: refused below
       for (std::int64_t j = 0; j < query_lens[i] * num_heads; ++j)
-        std::copy_n(q[i].as<float>() + (lens[i] - query_lens[i]) * row + j * dim, dim,
+        std::copy_n(q[i].as<float>() + first * row + j * dim, dim,
                     queries.as<float>() + (start[i] * num_heads + j) * stride);
+    }
     TensorView query_view = queries.view();
     query_view.shape[2] = dim;
     Tensor out = test::filled({start.back(), num_heads, dim}, DType::f32, NAN);

@@ -83,7 +83,7 @@ TensorView make_view(void* data, DType dtype, std::span<const std::int64_t> shap
     DELTAIC_CHECK(shape[i] >= 0, "a tensor with size ", shape[i], " in dimension ", i);
     view.shape[i] = shape[i];
     view.stride[i] = stride;
-    stride *= shape[i];
+    DELTAIC_CHECK(!__builtin_mul_overflow(stride, shape[i], &stride), "a tensor of more than 2^63 elements");
   }
   return view;
 }

@@ -165,7 +165,13 @@ void ThreadPool::parallel_for(std::int64_t count, std::int64_t grain,
   if (pool.sleepers.load() > 0) pool.loops.notify_all();
   pool.work();
   pool.is_open.store(false);
-  while (pool.inside.load() != 0) pause();
+  for (int spin = 0; pool.inside.load() != 0; ++spin) {
+    if (spin < kSpins) {
+      pause();
+    } else {
+      std::this_thread::yield();  // a worker that the system holds up may need this processor
+    }
+  }
   const std::exception_ptr error = std::exchange(pool.error, nullptr);
   pool.is_busy.store(false);
   if (error) std::rethrow_exception(error);
