@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -71,6 +72,12 @@ Timing time_in_graph(cudaStream_t stream, int num_launches, const std::function<
   cudaEvent_t begin = nullptr, end = nullptr;
   check(cudaEventCreate(&begin));
   check(cudaEventCreate(&end));
+  // Warm up for a while, not for a count: clocks take milliseconds to rise.
+  const auto started = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - started < std::chrono::milliseconds(100)) {
+    check(cudaGraphLaunch(exec, stream));
+    check(cudaStreamSynchronize(stream));
+  }
   std::vector<double> times;
   for (int replay = 0; replay < 25; ++replay) {
     check(cudaEventRecord(begin, stream));
@@ -79,7 +86,7 @@ Timing time_in_graph(cudaStream_t stream, int num_launches, const std::function<
     check(cudaEventSynchronize(end));
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin, end));
-    if (replay >= 5) times.push_back(ms * 1000.0 / num_launches);
+    times.push_back(ms * 1000.0 / num_launches);
   }
   check(cudaEventDestroy(begin));
   check(cudaEventDestroy(end));
@@ -110,14 +117,21 @@ class DeviceVector {
   Buffer buffer_;
 };
 
-// Slots for `num_sets` independent steps of `num_reqs` requests; a step copies slot 2r + 1 to slot 2r + 2.
+int num_sets_for(int num_reqs) {
+  const std::int64_t step_bytes = 2 * kPageBytes * kLayers * num_reqs;
+  return static_cast<int>(std::max<std::int64_t>(2, (kRotatedBytes + step_bytes - 1) / step_bytes));
+}
+
+// Slots for num_sets_for(max_reqs) independent steps of max_reqs requests; a step copies slot 2r + 1 to slot 2r + 2.
 class Pool {
  public:
-  Pool(int num_reqs, int num_sets, cudaStream_t stream)
-      : num_slots_(std::int64_t{2} * num_reqs * num_sets + 1),
+  Pool(int max_reqs, cudaStream_t stream)
+      : num_slots_(std::int64_t{2} * max_reqs * num_sets_for(max_reqs) + 1),
         buffer_(static_cast<std::size_t>(num_slots_ * kPageBytes * kLayers), kDevice),
-        stream_(stream) {
-    const cuda::Launch launch{.grid = dim3(1024), .block = dim3(256), .stream = stream};
+        stream_(stream) {}
+
+  void fill() const {
+    const cuda::Launch launch{.grid = dim3(1024), .block = dim3(256), .stream = stream_};
     launch(fill_kernel, static_cast<std::uint64_t*>(buffer_.data()), num_slots_ * kPageBytes * kLayers / 8,
            std::uint64_t{42});
   }
@@ -154,14 +168,9 @@ void report(const char* name, int num_reqs, Timing time, double bytes) {
               rate / 1e9, 100 * rate / kBound);
 }
 
-int num_sets_for(int num_reqs) {
-  const std::int64_t step_bytes = 2 * kPageBytes * kLayers * num_reqs;
-  return static_cast<int>(std::max<std::int64_t>(2, (kRotatedBytes + step_bytes - 1) / step_bytes));
-}
-
-void bench_copies(int num_reqs, cudaStream_t stream) {
+void bench_copies(const Pool& pool, int num_reqs, cudaStream_t stream) {
   const int num_sets = num_sets_for(num_reqs);
-  const Pool pool(num_reqs, num_sets, stream);
+  pool.fill();
   const ops::Context ctx{.device = kDevice, .stream = {stream}};
   const double bytes = 2.0 * static_cast<double>(kPageBytes) * kLayers * num_reqs;
 
@@ -193,9 +202,9 @@ void bench_copies(int num_reqs, cudaStream_t stream) {
 }
 
 // 2 computed blocks of 16 tokens are completed (or not, when nothing crosses): column 0 is copied to column 1.
-void bench_postprocess(int num_reqs, bool crossing, cudaStream_t stream) {
+void bench_postprocess(const Pool& pool, int num_reqs, bool crossing, cudaStream_t stream) {
   const int num_sets = crossing ? num_sets_for(num_reqs) : 1;
-  const Pool pool(num_reqs, num_sets, stream);
+  pool.fill();
   const ops::Context ctx{.device = kDevice, .stream = {stream}};
   std::vector<DeviceVector<std::int32_t>> tables;
   std::vector<ops::StateCopyPlan> plans;
@@ -269,9 +278,10 @@ int main(const std::vector<std::string>& arguments) {
   const Stream stream;
   print_device();
   bench_driver_copy(stream.handle);
-  for (const int num_reqs : sizes) bench_copies(num_reqs, stream.handle);
-  for (const int num_reqs : sizes) bench_postprocess(num_reqs, true, stream.handle);
-  for (const int num_reqs : {1, 128, 256}) bench_postprocess(num_reqs, false, stream.handle);
+  const Pool pool(std::max(128, *std::max_element(sizes.begin(), sizes.end())), stream.handle);
+  for (const int num_reqs : sizes) bench_copies(pool, num_reqs, stream.handle);
+  for (const int num_reqs : sizes) bench_postprocess(pool, num_reqs, true, stream.handle);
+  for (const int num_reqs : {1, 128, 256}) bench_postprocess(pool, num_reqs, false, stream.handle);
   return 0;
 }
 

@@ -9,6 +9,8 @@ namespace deltaic::cuda {
 constexpr int kCopyThreads = 512;
 constexpr int kCopyUnroll = 4;  // independent 16-byte vectors in flight a thread
 constexpr int kCopyBlocksPerSm = 1;
+// Registers for two: the first blocks of the next kernel can wait beside the last ones of this.
+constexpr int kCopyResidentBlocks = 2;
 constexpr std::int64_t kTileVectors = kCopyThreads * kCopyUnroll;
 constexpr std::int64_t kTileBytes = kTileVectors * 16;
 
@@ -53,49 +55,62 @@ struct VectorCopy {
     if (num_vectors == 0) head = copy.size < head ? copy.size : head;
   }
 
-  template <bool kAligned>
-  __device__ uint4 load(std::int64_t vector) const {
-    if constexpr (kAligned) {
-      return load_once(reinterpret_cast<const uint4*>(src + vector * 16));
-    } else {
-      const auto* words = reinterpret_cast<const unsigned*>(src + vector * 16 - shift);
-      const unsigned w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
-      const unsigned w4 = shift == 0 ? 0U : words[4];
-      const unsigned bits = static_cast<unsigned>(shift) * 8;
-      return {__funnelshift_r(w0, w1, bits), __funnelshift_r(w1, w2, bits), __funnelshift_r(w2, w3, bits),
-              __funnelshift_r(w3, w4, bits)};
-    }
-  }
+  // The part of a tile that this thread copies: vectors threadIdx.x, threadIdx.x + kCopyThreads, ... below `count`.
+  struct Part {
+    const char* src;  // of vector threadIdx.x
+    char* dst;
+    int count;  // vectors of the tile that are left from there on
+    int shift;
 
-  __device__ void store(std::int64_t vector, uint4 value) const {
-    store_once(reinterpret_cast<uint4*>(dst + vector * 16), value);
+    __device__ bool has(int i) const { return i * kCopyThreads < count; }
+    template <bool kAligned>
+    __device__ uint4 load(int i) const {
+      const char* at = src + i * kCopyThreads * 16;
+      if constexpr (kAligned) {
+        return load_once(reinterpret_cast<const uint4*>(at));
+      } else {
+        const auto* words = reinterpret_cast<const unsigned*>(at - shift);
+        const unsigned w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
+        const unsigned w4 = shift == 0 ? 0U : words[4];
+        const unsigned bits = static_cast<unsigned>(shift) * 8;
+        return {__funnelshift_r(w0, w1, bits), __funnelshift_r(w1, w2, bits), __funnelshift_r(w2, w3, bits),
+                __funnelshift_r(w3, w4, bits)};
+      }
+    }
+    __device__ void store(int i, uint4 value) const {
+      store_once(reinterpret_cast<uint4*>(dst + i * kCopyThreads * 16), value);
+    }
+  };
+
+  __device__ Part part_of(std::int64_t tile) const {
+    const std::int64_t offset = tile * kTileBytes + threadIdx.x * 16;
+    const std::int64_t left = num_vectors - tile * kTileVectors;
+    return {src + offset, dst + offset,
+            static_cast<int>(left < kTileVectors ? left : kTileVectors) - static_cast<int>(threadIdx.x), shift};
   }
 };
+
+// Loads this thread's part of a tile, then stores it; between() in the middle.
+template <bool kAligned, class Between>
+__device__ void copy_part(const VectorCopy::Part& part, Between between) {
+  uint4 value[kCopyUnroll];
+#pragma unroll
+  for (int i = 0; i < kCopyUnroll; ++i)
+    if (part.has(i)) value[i] = part.load<kAligned>(i);
+  between();
+#pragma unroll
+  for (int i = 0; i < kCopyUnroll; ++i)
+    if (part.has(i)) part.store(i, value[i]);
+}
 
 // Copies tile `tile` of a copy that does not overlap itself. Tile 0 also copies the bytes before and after the vectors.
 __device__ inline void copy_tile(const Bytes& copy, std::int64_t tile) {
   const VectorCopy plan(copy);
-  const auto vectors = [&]<bool kAligned>() {
-    const std::int64_t first = tile * kTileVectors + threadIdx.x;
-    uint4 value[kCopyUnroll];
-    if ((tile + 1) * kTileVectors <= plan.num_vectors) {
-#pragma unroll
-      for (int i = 0; i < kCopyUnroll; ++i) value[i] = plan.load<kAligned>(first + i * kCopyThreads);
-#pragma unroll
-      for (int i = 0; i < kCopyUnroll; ++i) plan.store(first + i * kCopyThreads, value[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCopyUnroll; ++i)
-        if (first + i * kCopyThreads < plan.num_vectors) value[i] = plan.load<kAligned>(first + i * kCopyThreads);
-#pragma unroll
-      for (int i = 0; i < kCopyUnroll; ++i)
-        if (first + i * kCopyThreads < plan.num_vectors) plan.store(first + i * kCopyThreads, value[i]);
-    }
-  };
+  const auto nothing = [] {};
   if (plan.aligned)
-    vectors.template operator()<true>();
+    copy_part<true>(plan.part_of(tile), nothing);
   else
-    vectors.template operator()<false>();
+    copy_part<false>(plan.part_of(tile), nothing);
   if (tile != 0) return;
   const std::int64_t tail = plan.head + plan.num_vectors * 16;
   if (threadIdx.x < plan.head) copy.dst[threadIdx.x] = copy.src[threadIdx.x];
@@ -119,17 +134,8 @@ __device__ inline void move_overlapping(const Bytes& copy) {
   };
   const auto vectors = [&]<bool kAligned>() {
     const std::int64_t num_pieces = (plan.num_vectors + kTileVectors - 1) / kTileVectors;
-    for (std::int64_t i = 0; i < num_pieces; ++i) {
-      const std::int64_t first = (up ? i : num_pieces - 1 - i) * kTileVectors + threadIdx.x;
-      uint4 value[kCopyUnroll];
-#pragma unroll
-      for (int j = 0; j < kCopyUnroll; ++j)
-        if (first + j * kCopyThreads < plan.num_vectors) value[j] = plan.load<kAligned>(first + j * kCopyThreads);
-      __syncthreads();
-#pragma unroll
-      for (int j = 0; j < kCopyUnroll; ++j)
-        if (first + j * kCopyThreads < plan.num_vectors) plan.store(first + j * kCopyThreads, value[j]);
-    }
+    for (std::int64_t i = 0; i < num_pieces; ++i)
+      copy_part<kAligned>(plan.part_of(up ? i : num_pieces - 1 - i), [] { __syncthreads(); });
   };
 
   if (up)

@@ -22,7 +22,7 @@ struct CopyTile {
 };
 
 template <class Size>
-__global__ void __launch_bounds__(kCopyThreads, kCopyBlocksPerSm)
+__global__ void __launch_bounds__(kCopyThreads, kCopyResidentBlocks)
     batch_memcpy_kernel(const std::uint64_t* src_ptrs, const std::uint64_t* dst_ptrs, const Size* sizes,
                         std::int64_t num_copies) {
   __shared__ Bytes copies[kCopyThreads];

@@ -47,12 +47,12 @@ struct StateTile {
 // A piece moves down to a lower address, over itself, in units of T: every thread owns columns of units, and moves them
 // row by row from the lowest up. Threads never meet, so the order between them does not matter.
 template <class T>
-__device__ void shift_columns(const char* src, char* dst, std::int64_t row_bytes, std::int64_t row_stride,
-                              std::int64_t num_rows, std::int64_t tile, std::int64_t num_tiles) {
+__device__ void shift_columns(const char* src, char* dst, std::int64_t row_bytes, std::int64_t num_rows,
+                              std::int64_t tile, std::int64_t num_tiles) {
   for (std::int64_t at = (tile * kCopyThreads + threadIdx.x) * sizeof(T); at < row_bytes;
        at += num_tiles * kCopyThreads * static_cast<std::int64_t>(sizeof(T)))
     for (std::int64_t row = 0; row < num_rows; ++row)
-      *reinterpret_cast<T*>(dst + row * row_stride + at) = *reinterpret_cast<const T*>(src + row * row_stride + at);
+      *reinterpret_cast<T*>(dst + row * row_bytes + at) = *reinterpret_cast<const T*>(src + row * row_bytes + at);
 }
 
 // The same with a row a thread: DS conv states, whose rows are a few elements long.
@@ -79,37 +79,65 @@ __device__ void visit_width(std::uint64_t bits, F f) {
     f.template operator()<std::uint8_t>();
 }
 
-__device__ void move_tile(const StateTile& tile) {
+// A shift within rows or within one slot. Out of line for the registers that it would cost everything else.
+__device__ void shift_tile(const StateTile& tile) {
   const ops::StateMove& move = tile.move;
-  if (move.size == 0) return;
   const std::uint64_t ends = reinterpret_cast<std::uint64_t>(move.src) | reinterpret_cast<std::uint64_t>(move.dst);
-  if (move.num_rows > 0) {
+  if (move.num_rows > 0)
     visit_width(ends | static_cast<std::uint64_t>(move.row_stride | move.size),
                 [&]<class T>() { shift_rows<T>(move, tile.tile, tile.num_tiles); });
-  } else if (move.in_place) {
+  else
     visit_width(ends | static_cast<std::uint64_t>(tile.row_bytes), [&]<class T>() {
-      shift_columns<T>(move.src, move.dst, tile.row_bytes, tile.row_bytes, move.size / tile.row_bytes, tile.tile,
-                       tile.num_tiles);
+      shift_columns<T>(move.src, move.dst, tile.row_bytes, move.size / tile.row_bytes, tile.tile, tile.num_tiles);
     });
-  } else {
-    copy_tile({move.src, move.dst, move.size}, tile.tile);
-  }
 }
 
-// Puts the plan's tables, which lie one after the other, into shared memory. A barrier must follow.
-__device__ Plan stage(const Plan& plan, std::uint64_t* shared) {
+__device__ void move_tile(const StateTile& tile) {
+  if (tile.move.size == 0) return;
+  if (tile.move.num_rows > 0 || tile.move.in_place)
+    shift_tile(tile);
+  else
+    copy_tile({tile.move.src, tile.move.dst, tile.move.size}, tile.tile);
+}
+
+// Puts the plan's tables, which lie one after the other, into shared memory, and says in `tables` where they are:
+// there, or where they were if `shared` is null. A barrier must follow.
+__device__ void stage(const Plan& plan, std::uint32_t* shared, Plan& tables) {
+  if (threadIdx.x == 0)
+    tables =
+        shared == nullptr ? plan : tables_at(reinterpret_cast<const char*>(shared), plan.num_states, plan.num_groups);
+  if (shared == nullptr) return;
   const auto* words = reinterpret_cast<const std::uint32_t*>(plan.states);
-  auto* out = reinterpret_cast<std::uint32_t*>(shared);
-  for (std::size_t i = threadIdx.x; i < plan.num_bytes() / 4; i += kCopyThreads) out[i] = words[i];
-  return tables_at(reinterpret_cast<const char*>(shared), plan.num_states, plan.num_groups);
+  for (std::size_t i = threadIdx.x; i < plan.num_bytes() / 4; i += kCopyThreads) shared[i] = words[i];
 }
 
-__global__ void __launch_bounds__(kCopyThreads, kCopyBlocksPerSm)
+// Tile `tile` of a list of copies, of which each has all tiles of all states.
+__device__ StateTile find_tile(const Plan& tables, const ops::RequestCopy* copies, std::int64_t tile) {
+  const std::int64_t tiles_per_copy = tables.tile_ends[tables.num_states - 1];
+  const std::int64_t copy = tile / tiles_per_copy;
+  const auto within = static_cast<std::int32_t>(tile - copy * tiles_per_copy);
+  int state = 0, last = tables.num_states - 1;  // the first state with tile_ends > within
+  while (state < last) {
+    const int middle = (state + last) / 2;
+    if (tables.tile_ends[middle] <= within)
+      state = middle + 1;
+    else
+      last = middle;
+  }
+  const std::int32_t first = state == 0 ? 0 : tables.tile_ends[state - 1];
+  const ops::StateTensor& tensor = tables.states[state];
+  return {ops::locate(tensor, tables.block_tables[tensor.group], copies[copy]), tensor.row_bytes, within - first,
+          tables.tile_ends[state] - first};
+}
+
+__global__ void __launch_bounds__(kCopyThreads, kCopyResidentBlocks)
     copy_states_kernel(Plan plan, ops::StateCopyArgs args, bool stage_tables) {
   __shared__ ops::RequestCopy copies[kCopyThreads];
+  __shared__ Plan tables;
   extern __shared__ std::uint64_t shared_tables[];
   allow_next_kernel();
-  if (stage_tables) plan = stage(plan, shared_tables);  // nobody writes the tables
+  // Nobody writes the tables.
+  stage(plan, stage_tables ? reinterpret_cast<std::uint32_t*>(shared_tables) : nullptr, tables);
   wait_for_previous_kernel();
   std::int64_t next = blockIdx.x;  // this block's next tile, counted from the first tile of the current list
   for (std::int32_t base = 0; base < args.num_reqs; base += kCopyThreads) {
@@ -125,23 +153,8 @@ __global__ void __launch_bounds__(kCopyThreads, kCopyBlocksPerSm)
     const int end = inclusive_block_sum<kCopyThreads>(decision.has_copy ? 1 : 0);
     if (decision.has_copy) copies[end - 1] = decision.copy;
     __syncthreads();
-    const std::int64_t tiles_per_request = plan.tile_ends[plan.num_states - 1];
-    const auto find = [&](std::int64_t tile) -> StateTile {
-      const auto within = static_cast<std::int32_t>(tile % tiles_per_request);
-      int state = 0, last = plan.num_states - 1;  // the first state with tile_ends > within
-      while (state < last) {
-        const int middle = (state + last) / 2;
-        if (plan.tile_ends[middle] <= within)
-          state = middle + 1;
-        else
-          last = middle;
-      }
-      const std::int32_t first = state == 0 ? 0 : plan.tile_ends[state - 1];
-      const ops::StateTensor& tensor = plan.states[state];
-      return {ops::locate(tensor, plan.block_tables[tensor.group], copies[tile / tiles_per_request]), tensor.row_bytes,
-              within - first, plan.tile_ends[state] - first};
-    };
-    const std::int64_t total = num_copies * tiles_per_request;
+    const std::int64_t total = std::int64_t{num_copies} * tables.tile_ends[tables.num_states - 1];
+    const auto find = [&](std::int64_t tile) { return find_tile(tables, copies, tile); };
     next = for_each_tile<StateTile>(next, total, find, move_tile) - total;
   }
 }

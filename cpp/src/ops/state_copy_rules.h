@@ -41,11 +41,13 @@ DELTAIC_HOST_DEVICE inline void decide_postprocess(const StateCopyArgs& args, De
     if (args.num_drafts != nullptr) certain -= args.num_drafts[decision.slot];
   }
   if (src < 0) return;  // no running state
-  decision.in_range = accepted >= 1 && certain >= 0;
+  decision.in_range = accepted >= 1 && certain >= 0 && certain <= 0x7FFFFFFF;
   if (!decision.in_range) return;
-  const std::int64_t aligned = (certain + accepted - 1) / args.block_size * args.block_size;
+  const auto num_blocks =
+      static_cast<std::uint32_t>(certain + accepted - 1) / static_cast<std::uint32_t>(args.block_size);
+  const std::int64_t aligned = std::int64_t{num_blocks} * args.block_size;
   if (aligned < certain || aligned == 0) return;
-  const std::int64_t bias = aligned - certain, dst = aligned / args.block_size - 1;
+  const std::int64_t bias = aligned - certain, dst = std::int64_t{num_blocks} - 1;
   if (src != dst || bias != 0) {
     decision.in_range = columns_exist(args, src, bias, dst);
     if (!decision.in_range) return;
@@ -62,7 +64,7 @@ DELTAIC_HOST_DEVICE inline void decide_preprocess(const StateCopyArgs& args, Dec
   const std::int64_t src = decision.state_idx;
   const std::int64_t num_tokens = std::int64_t{args.num_computed[decision.slot]} + args.num_scheduled[decision.slot];
   if (num_tokens <= 0) return;
-  const std::int64_t dst = (num_tokens + args.block_size - 1) / args.block_size - 1;
+  const std::int64_t dst = static_cast<std::uint32_t>(num_tokens - 1) / static_cast<std::uint32_t>(args.block_size);
   decision.state_idx = static_cast<std::int32_t>(dst);
   if (src < 0 || src == dst) return;
   const std::int64_t bias = decision.num_accepted > 1 ? decision.num_accepted - 1 : 0;
