@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kCopyThreads, kCopyResidentBlocks)
 }  // namespace
 
 void batch_memcpy(ops::Stream stream, TensorView src_ptrs, TensorView dst_ptrs, TensorView sizes) {
+  const DeviceGuard guard(src_ptrs.device.index);
   int num_sms = 0;
   check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, src_ptrs.device.index));
   const std::int64_t num_copies = sizes.shape[0];

@@ -173,6 +173,7 @@ void upload(const T* device, const std::vector<T>& host) {
 }  // namespace
 
 Buffer upload_state_copy_tables(const ops::StateCopyPlan& plan) {
+  const DeviceGuard guard(plan.device().index);
   Buffer buffer(tables_of(plan, nullptr).num_bytes(), plan.device());
   const Plan tables = tables_of(plan, buffer.data());
   upload(tables.states, plan.states());
@@ -182,6 +183,7 @@ Buffer upload_state_copy_tables(const ops::StateCopyPlan& plan) {
 }
 
 void copy_states(ops::Stream stream, const ops::StateCopyPlan& plan, const ops::StateCopyArgs& args) {
+  const DeviceGuard guard(plan.device().index);
   int num_sms = 0;
   check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, plan.device().index));
   const std::int64_t max_tiles = std::int64_t{args.num_reqs} * plan.tile_ends().back();
