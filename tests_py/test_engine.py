@@ -261,6 +261,15 @@ def test_the_runner_hears_of_requests_that_ended_before_a_step_that_raised() -> 
         assert tokens_of(outputs[req_id]) == expected_tokens([7, ord(req_id)], 5)
 
 
+def test_a_cache_that_refuses_what_must_fit_makes_nobody_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    monkeypatch.setattr(FakeCacheManager, "admit", lambda *_: None)
+    for req_id in "ab":
+        engine.add_request(req_id, [1, 2, 3], greedy())
+    outputs = run(engine)
+    assert {req_id: outputs[req_id][0].finish_reason for req_id in "ab"} == {"a": "error", "b": "error"}
+
+
 def test_requests_outside_a_failed_step_start_again() -> None:
     engine = make_engine(max_num_batched_tokens=4, async_scheduling=False)
     engine.add_request("a", list(range(4)), greedy(max_tokens=8))

@@ -123,8 +123,7 @@ class Scheduler:
         new_blocks: dict[Request, list[int]] = {}
         budget, preempted = self._schedule_running(scheduled, new_blocks)
         admitted: list[tuple[Request, list[int], _core.PrefixHit]] = []
-        # A victim that came back at once would be preempted again, unless it has the step for itself.
-        if not preempted or not (scheduled or self._in_flight):
+        if not preempted:  # a victim that came back at once would be preempted again
             admitted = self._admit(scheduled, budget)
         if not scheduled:
             return _core.SchedulerOutput()
