@@ -13,9 +13,14 @@ cmake --build --preset asan
 ctest --preset asan
 
 section "debug build: the caches check the token count of every slot"
-cmake --preset debug
+cmake --preset debug -DDELTAIC_PYTHON=ON -DPython_EXECUTABLE="$(command -v python)"
 cmake --build --preset debug
 ctest --preset debug
+debug_package=$(mktemp -d)
+cp -r python/deltaic "$debug_package/"
+cp build/debug/python/bindings/_core*.so "$debug_package/deltaic/"
+PYTHONPATH=$debug_package python -m pytest tests_py/test_invariance.py tests_py/test_scheduler_prefix.py tests_py/test_engine.py
+rm -rf "$debug_package"
 
 section "slow Python tests"
 python -m pytest tests_py -m slow
