@@ -9,8 +9,6 @@ namespace deltaic::cuda {
 constexpr int kCopyThreads = 512;
 constexpr int kCopyUnroll = 4;  // independent 16-byte vectors in flight a thread
 constexpr int kCopyBlocksPerSm = 1;
-// Registers for two: the first blocks of the next kernel can wait beside the last ones of this.
-constexpr int kCopyResidentBlocks = 2;
 constexpr std::int64_t kTileVectors = kCopyThreads * kCopyUnroll;
 constexpr std::int64_t kTileBytes = kTileVectors * 16;
 

@@ -15,6 +15,8 @@ namespace deltaic::cuda {
 namespace {
 
 constexpr std::int64_t kMaxBlocksPerCopy = 128;
+// Registers for two: the first blocks of the next kernel can wait beside the last ones of this.
+constexpr int kResidentBlocks = 2;
 
 struct CopyTile {
   Bytes copy;
@@ -22,7 +24,7 @@ struct CopyTile {
 };
 
 template <class Size>
-__global__ void __launch_bounds__(kCopyThreads, kCopyResidentBlocks)
+__global__ void __launch_bounds__(kCopyThreads, kResidentBlocks)
     batch_memcpy_kernel(const std::uint64_t* src_ptrs, const std::uint64_t* dst_ptrs, const Size* sizes,
                         std::int64_t num_copies) {
   __shared__ Bytes copies[kCopyThreads];

@@ -130,7 +130,7 @@ __device__ StateTile find_tile(const Plan& tables, const ops::RequestCopy* copie
           tables.tile_ends[state] - first};
 }
 
-__global__ void __launch_bounds__(kCopyThreads, kCopyResidentBlocks)
+__global__ void __launch_bounds__(kCopyThreads, kCopyBlocksPerSm)
     copy_states_kernel(Plan plan, ops::StateCopyArgs args, bool stage_tables) {
   __shared__ ops::RequestCopy copies[kCopyThreads];
   __shared__ Plan tables;

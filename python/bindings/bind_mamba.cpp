@@ -44,13 +44,23 @@ TensorView read_state(py::handle object) {
 
 ops::Stream to_stream(std::uint64_t handle) { return {reinterpret_cast<void*>(handle)}; }
 
+// Threads for copies on the CPU: starting many costs more than it gains for a few bytes.
+int num_threads_for(const TensorView& sizes) {
+  constexpr std::int64_t kParallelBytes = std::int64_t{4} << 20;
+  std::int64_t total = 0;
+  for (std::int64_t i = 0; i < sizes.numel() && total < kParallelBytes; ++i)
+    total += sizes.dtype == DType::i32 ? sizes.as<std::int32_t>()[i] : sizes.as<std::int64_t>()[i];
+  return total < kParallelBytes ? 1 : 0;
+}
+
 void batch_memcpy(py::handle src_ptrs, py::handle dst_ptrs, py::handle sizes, std::uint64_t stream) {
   const TensorView src = read_integers(src_ptrs, "src_ptrs", {8}, true);
   const TensorView dst = read_integers(dst_ptrs, "dst_ptrs", {8}, true);
   const TensorView size = read_integers(sizes, "sizes", {4, 8});
   py::gil_scoped_release unlocked;
   std::unique_ptr<ThreadPool> threads;
-  if (src.device.type == DeviceType::cpu) threads = std::make_unique<ThreadPool>();
+  if (src.device.type == DeviceType::cpu && size.device.type == DeviceType::cpu && size.is_contiguous())
+    threads = std::make_unique<ThreadPool>(num_threads_for(size));
   ops::batch_memcpy({.device = src.device, .stream = to_stream(stream), .threads = threads.get()}, src, dst, size);
 }
 
