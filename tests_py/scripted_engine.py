@@ -55,6 +55,9 @@ class ScriptedEngine:
             if self.running.pop(req_id, None) is not None:
                 self.aborted.append(req_id)
 
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.running)
+
     def step(self) -> list[EngineOutput]:
         assert self.running, "a step with nothing to do never ends"
         self.num_steps += 1

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltaic import cli
-from deltaic import llm as llm_module
+from deltaic import cli, text_engine
 from deltaic.tokenizer import Tokenizer
 from scripted_engine import ScriptedEngine
 
@@ -26,7 +25,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> ScriptedEng
         def from_checkpoint(path: Path, config: object) -> ScriptedEngine:
             return engine
 
-    monkeypatch.setattr(llm_module, "Engine", Engine)
+    monkeypatch.setattr(text_engine, "Engine", Engine)
     return engine
 
 

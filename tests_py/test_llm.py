@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltaic import llm as llm_module
+from deltaic import text_engine
 from deltaic.llm import LLM
 from deltaic.sampling_params import RequestOutputKind, SamplingParams
 from deltaic.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Maker:
             def from_checkpoint(path: Path, config: object) -> ScriptedEngine:
                 return engine
 
-        monkeypatch.setattr(llm_module, "Engine", Engine)
+        monkeypatch.setattr(text_engine, "Engine", Engine)
         return LLM(model, seed=seed), engine
 
     return make

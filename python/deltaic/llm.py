@@ -11,17 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from deltaic.chat import ChatTemplate, Message, find_chat_template
-from deltaic.checkpoint import default_sampling_fields, eos_token_ids, resolve_model
+from deltaic.chat import Message
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
-from deltaic.input_processor import EngineInput, InputProcessor, Prompt
+from deltaic.input_processor import EngineInput, Prompt
 from deltaic.interrupts import deferred_interrupt
-from deltaic.output_processor import OutputProcessor
 from deltaic.outputs import RequestOutput
 from deltaic.progress import ProgressBar
 from deltaic.sampling_params import RequestOutputKind, SamplingParams
-from deltaic.tokenizer import Tokenizer, load_tokenizer
+from deltaic.text_engine import TextEngine
+from deltaic.tokenizer import Tokenizer
 
 
 class LLM:
@@ -62,43 +61,32 @@ class LLM:
             load_format=load_format,
             **options,
         )
-        self.model_folder = resolve_model(model)
-        self._tokenizer = load_tokenizer(self.model_folder)
-        tokenizer_eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
-        self._eos_token_ids = eos_token_ids(self.model_folder, tokenizer_eos)
-        self._default_params = SamplingParams.from_optional(default_sampling_fields(self.model_folder))
-        self._engine = Engine.from_checkpoint(self.model_folder, config)
-        self._inputs = InputProcessor(
-            self._tokenizer,
-            vocab_size=self._engine.vocab_size,
-            max_model_len=self.max_model_len,
-            max_logprobs=max_logprobs,
-            seed=seed,
-        )
-        self._outputs = OutputProcessor(self._tokenizer)
+        self._text = TextEngine(model, config, seed=seed, max_logprobs=max_logprobs)
         self._next_id = itertools.count()
         self._ready: dict[str, deque[RequestOutput]] = {}  # of the requests that someone waits for
 
     @property
     def max_model_len(self) -> int:
-        return self._engine.scheduler_config.max_model_len
+        return self._text.max_model_len
+
+    @property
+    def model_folder(self) -> Path:
+        return self._text.model_folder
 
     @property
     def engine(self) -> Engine:
-        return self._engine
+        return self._text.engine
 
     def get_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            raise ValueError(f"{self.model_folder} has no tokenizer.json")
-        return self._tokenizer
+        return self._text.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what applies when no SamplingParams are given: those of the model's generation_config.json."""
-        return self._default_params
+        return self._text.default_params
 
     def get_metrics(self) -> dict[str, int | float]:
         """Return gauges of now and counters since the start, by name."""
-        stats = self._engine.stats()
+        stats = self._text.engine.stats()
         cache = stats.cache
         return {
             "num_requests_running": stats.num_running,
@@ -116,7 +104,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, changing nothing, while requests run."""
-        return self._engine.reset_prefix_cache()
+        return self._text.engine.reset_prefix_cache()
 
     def generate(
         self,
@@ -134,13 +122,15 @@ class LLM:
         finish_reason "error", warns, and leaves the others alone. progress: None shows a bar on a terminal.
         """
         if isinstance(prompts, (str, Mapping)):
-            return self._run([self._inputs.process(prompts, self._one_params(sampling_params))], priority, progress)
+            return self._run(
+                [self._text.inputs.process(prompts, self._one_params(sampling_params))], priority, progress
+            )
         items = _as_list("prompts", "strings or {'prompt_token_ids': [...]}", prompts)
         given = self._list_params(sampling_params, len(items))
         inputs = []
         for i, (prompt, params) in enumerate(zip(items, given, strict=True)):
             with _naming(f"prompts[{i}]"):
-                inputs.append(self._inputs.process(prompt, params))
+                inputs.append(self._text.inputs.process(prompt, params))
         return self._run(inputs, priority, progress)
 
     def chat(
@@ -161,22 +151,21 @@ class LLM:
         reads beside the messages (enable_thinking, say). continue_final_message lets the model go on with the last
         message instead of answering it.
         """
-        template = self._template(chat_template, for_tools=tools is not None)
         several = bool(_as_list("messages", "messages", messages)) and not isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
         given = self._list_params(sampling_params, len(conversations))
         inputs = []
         for i, (conversation, params) in enumerate(zip(conversations, given, strict=True)):
             with _naming(f"conversation {i}" if several else ""):
-                text = self._render(
-                    template,
+                text = self.render_chat(
                     conversation,
                     tools=tools,
-                    template_kwargs=chat_template_kwargs,
+                    chat_template=chat_template,
+                    chat_template_kwargs=chat_template_kwargs,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                 )
-                inputs.append(self._inputs.process(text, params, add_special_tokens=False))
+                inputs.append(self._text.inputs.process(text, params, add_special_tokens=False))
         return self._run(inputs, None, progress)
 
     def stream(
@@ -207,31 +196,15 @@ class LLM:
                 raise TypeError(
                     f"{next(iter(chat_options))} is for messages, got a prompt of type {type(prompt).__name__}"
                 )
-            given = self._inputs.process(prompt, params)
+            given = self._text.inputs.process(prompt, params)
         else:
             text = self.render_chat(prompt, **chat_options)
-            given = self._inputs.process(text, params, add_special_tokens=False)
+            given = self._text.inputs.process(text, params, add_special_tokens=False)
         return self._stream(given)
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
-        """Return the text that chat gives to the model for one conversation."""
-        return self._render(
-            self._template(chat_template, for_tools=tools is not None),
-            messages,
-            tools=tools,
-            template_kwargs=chat_template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
+    def render_chat(self, messages: Sequence[Message], **chat_options: Any) -> str:
+        """Return the text that chat gives to the model for one conversation; chat_options are chat's."""
+        return self._text.render_chat(messages, **chat_options)
 
     def _one_params(self, params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams:
         return self._list_params(params, 1)[0]
@@ -240,7 +213,7 @@ class LLM:
         self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
     ) -> list[SamplingParams]:
         if params is None:
-            return [self._default_params] * num_prompts
+            return [self._text.default_params] * num_prompts
         if isinstance(params, SamplingParams):
             return [params] * num_prompts
         given = _as_list("sampling_params", "SamplingParams", params)
@@ -248,45 +221,21 @@ class LLM:
             raise ValueError(f"sampling_params must be one or one for each of {num_prompts} prompts, got {len(given)}")
         return given
 
-    def _template(self, source: str | None, *, for_tools: bool) -> ChatTemplate:
-        source = source if source is not None else find_chat_template(self.model_folder, for_tools=for_tools)
-        if source is None:
-            raise ValueError(f"{self.model_folder} has no chat template: give chat_template, or use generate")
-        return ChatTemplate(source)
-
-    def _render(self, template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
-        return template.render(messages, special_tokens=self.get_tokenizer().special_tokens_map, **options)
-
     def _add(self, given: EngineInput, priority: int = 0) -> str:
         """Queue one request; nothing of it stays when a part is refused."""
         request_id = str(next(self._next_id))
-        req_ids = self._outputs.add_request(request_id, given)
+        self._text.add(request_id, given, priority)
         self._ready[request_id] = deque()
-        try:
-            for index, req_id in enumerate(req_ids):
-                self._engine.add_request(
-                    req_id,
-                    given.prompt_token_ids,
-                    given.completion_params(index),
-                    eos_token_ids=self._eos_token_ids,
-                    bad_words_token_ids=given.bad_words_token_ids,
-                    priority=priority,
-                )
-        except BaseException:
-            self._abort(request_id)
-            raise
         return request_id
 
     def _abort(self, request_id: str) -> None:
-        self._engine.abort(self._outputs.abort(request_id))
+        self._text.abort(request_id)
         self._ready.pop(request_id, None)
 
     def _step(self) -> list[str]:
         """Run one step of the engine and hand its outputs to those who wait; return the requests that finished."""
         with deferred_interrupt():
-            outputs, ended = self._outputs.process(self._engine.step())
-            if ended:
-                self._engine.abort(ended)
+            outputs = self._text.step()
             for output in outputs:
                 if output.request_id in self._ready:
                     self._ready[output.request_id].append(output)
