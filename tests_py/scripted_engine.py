@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from deltaic import _core
+from deltaic.engine import EngineStats
 from deltaic.request import EngineOutput
 from deltaic.sampling_params import SamplingParams
 
@@ -29,6 +30,7 @@ class ScriptedEngine:
     step_size: int = 1
     vocab_size: int = 4096
     max_model_len: int = 4096
+    max_num_seqs: int = 8
     failing: dict[str, str] = field(default_factory=dict)  # req_id -> error of its first step
     on_step: Callable[[], None] = lambda: None
 
@@ -40,7 +42,19 @@ class ScriptedEngine:
 
     @property
     def scheduler_config(self) -> SimpleNamespace:
-        return SimpleNamespace(max_model_len=self.max_model_len)
+        return SimpleNamespace(max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=0,
+            num_preemptions=0,
+            num_prompt_tokens=sum(len(request.prompt_token_ids) for request in self.seen.values()),
+            num_generated_tokens=sum(request.num_said for request in self.seen.values()),
+            num_free_blocks=99 - len(self.running),
+            num_total_blocks=99,
+            cache=_core.CacheStats(),
+        )
 
     def add_request(
         self, req_id: str, prompt_token_ids: Sequence[int], sampling_params: SamplingParams, **options: Any

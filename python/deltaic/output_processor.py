@@ -87,6 +87,9 @@ class OutputProcessor:
     def num_unfinished(self) -> int:
         return len(self._requests)
 
+    def unfinished_ids(self) -> list[str]:
+        return list(self._requests)
+
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Take a step's outputs; return what callers get, and the engine's ids of requests that a stop string ended.
 

@@ -103,6 +103,11 @@ class TextEngine:
         """Forget a request and free what it holds; unknown and finished ones are ignored."""
         self.engine.abort(self._outputs.abort(request_id))
 
+    def abort_all(self) -> None:
+        """Forget all requests."""
+        for request_id in self._outputs.unfinished_ids():
+            self.abort(request_id)
+
     def has_unfinished_requests(self) -> bool:
         """Return whether step() has something to run, or rows of ended requests to let go."""
         return self.engine.has_unfinished_requests()
