@@ -446,6 +446,9 @@ def test_the_conv_layout_is_read_at_creation(monkeypatch: pytest.MonkeyPatch) ->
     assert create().conv_layout == ConvLayout.sd
     monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", "DS")
     assert create().conv_layout == ConvLayout.ds
+    by_position = lambda n, kind: Buffer(n, kind, "cpu")  # noqa: E731
+    given = mamba.MambaSpecDecodeGPUContext.create(2, config, COPY_FUNCS, "cpu", by_position, conv_layout="SD")
+    assert given.conv_layout == ConvLayout.sd
     monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", "XY")
     with pytest.raises(ValueError, match="VLLM_SSM_CONV_STATE_LAYOUT is 'XY', must be SD or DS"):
         create()

@@ -8,6 +8,7 @@ nobody's. Names and arguments are vLLM's.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -263,7 +264,7 @@ class MambaSpecDecodeGPUContext:
         copy_funcs: CopyFuncs,
         device: Any,
         make_buffer: MakeBuffer,
-        conv_layout: ConvLayout | None = None,
+        conv_layout: ConvLayout | str | None = None,
     ) -> MambaSpecDecodeGPUContext:
         """Make the buffers of a context for max_num_reqs requests. conv_layout: SD unless the environment says DS."""
         group_ids, spec = _common_spec(kv_cache_config)
@@ -275,7 +276,7 @@ class MambaSpecDecodeGPUContext:
             num_states=num_states,
             mamba_group_ids=group_ids,
             mamba_spec=spec,
-            conv_layout=_conv_layout() if conv_layout is None else conv_layout,
+            conv_layout=_conv_layout(conv_layout),
             device=device,
             num_accepted_tokens_out=_make(make_buffer, max_num_reqs, "int32").gpu,
             mamba_state_idx_out=_make(make_buffer, max_num_reqs, "int32").gpu,
@@ -441,10 +442,14 @@ def _inner_size(tensor: _core.StateTensor) -> int:
     return int(tensor.row_bytes if tensor.conv_width > 0 else tensor.state_bytes) // int(tensor.elem_size)
 
 
-def _conv_layout() -> ConvLayout:
-    name = os.environ.get("VLLM_SSM_CONV_STATE_LAYOUT", "SD")
+def _conv_layout(layout: ConvLayout | str | None = None) -> ConvLayout:
+    """Return the layout asked for, by default the environment's."""
+    if isinstance(layout, ConvLayout):
+        return layout
+    what = "VLLM_SSM_CONV_STATE_LAYOUT" if layout is None else "conv_layout"
+    name = os.environ.get(what, "SD") if layout is None else layout
     if name not in ("SD", "DS"):
-        raise ValueError(f"VLLM_SSM_CONV_STATE_LAYOUT is {name!r}, must be SD or DS")
+        raise ValueError(f"{what} is {name!r}, must be SD or DS")
     return ConvLayout.ds if name == "DS" else ConvLayout.sd
 
 
@@ -511,14 +516,19 @@ def _common_spec(kv_cache_config: KVCacheConfig) -> tuple[list[int], MambaSpec]:
 
 
 def _make(make_buffer: MakeBuffer, size: int, dtype: str) -> Any:
-    """Call make_buffer with PyTorch's dtype if that is loaded and taken, else with NumPy's."""
+    """Call make_buffer(size, dtype) with PyTorch's dtype if that is loaded and taken, else with NumPy's."""
+    by_keyword = "dtype" in inspect.signature(make_buffer).parameters
+
+    def call(library_dtype: Any) -> Any:
+        return make_buffer(size, dtype=library_dtype) if by_keyword else make_buffer(size, library_dtype)
+
     torch = sys.modules.get("torch")
     if torch is not None:
         try:
-            return make_buffer(size, dtype=getattr(torch, dtype))
+            return call(getattr(torch, dtype))
         except TypeError:  # a maker of NumPy arrays
             pass
-    return make_buffer(size, dtype=np.dtype(dtype))
+    return call(np.dtype(dtype))
 
 
 def _current_stream(array: Any) -> int:
