@@ -3,7 +3,9 @@
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/batch_memcpy.h"
+#include "cpp/src/ops/paged_attention.h"
 #include "cpp/src/ops/rms_norm.h"
+#include "cpp/src/ops/rotary.h"
 #include "cpp/src/ops/state_copy.h"
 
 namespace deltaic::cuda {
@@ -21,6 +23,8 @@ int num_devices() { return 0; }
 void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); }
 
 void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
+void paged_attention(ops::Stream, const ops::PagedAttentionArgs&) { no_cuda("paged_attention"); }
+void qk_norm_rope(ops::Stream, const ops::QkNormRopeArgs&) { no_cuda("qk_norm_rope"); }
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
 Buffer upload_state_copy_tables(const ops::StateCopyPlan&) { no_cuda("state copies"); }

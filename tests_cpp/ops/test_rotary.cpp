@@ -3,6 +3,7 @@
 #include <deltaic/error.h>
 
 #include "cpp/src/ops/rotary.h"
+#include "tests_cpp/support/device_bytes.h"
 #include "tests_cpp/support/reference.h"
 #include "tests_cpp/support/tensors.h"
 #include "tests_cpp/support/tolerance.h"
@@ -62,21 +63,28 @@ struct Case {
   DType cache;
 };
 
-TEST_CASE("qk_norm_rope agrees with the reference and fills the caches at slot_mapping") {
-  for (const Case& c : {Case{1, 1, 1, 8, 8, 1, DType::f32}, Case{5, 4, 2, 24, 6, 3, DType::bf16},
-                        Case{70, 3, 1, 37, 10, 1, DType::f16}, Case{9, 8, 2, 256, 64, 3, DType::f32}}) {
+void check_qk_norm_rope(Device device, DType dtype) {
+  for (const Case& c :
+       {Case{1, 1, 1, 8, 8, 1, DType::f32}, Case{5, 4, 2, 24, 6, 3, DType::bf16}, Case{70, 3, 1, 37, 10, 1, DType::f16},
+        Case{9, 8, 2, 256, 64, 3, DType::f32}, Case{33, 16, 2, 256, 64, 1, DType::bf16},
+        Case{6, 4, 4, 128, 128, 1, DType::f16}, Case{7, 5, 1, 512, 512, 1, DType::f32}}) {
+    CAPTURE(static_cast<int>(device.type));
+    CAPTURE(name(dtype));
     CAPTURE(c.dim);
     CAPTURE(c.rotary_dim);
     ModelConfig model = config_of(static_cast<int>(c.dim), static_cast<int>(c.rotary_dim));
     if (c.num_streams == 3) model.rope.mrope_section = {1, 1, 1};
     const ops::RotaryTable table = ops::make_rotary_table(model);
     // q with a gate behind each head, as a gated projection lays them out.
-    const Tensor q_rows = test::random({c.num_tokens, c.num_heads, 2 * c.dim}, DType::f32, 1);
-    const Tensor k = test::random({c.num_tokens, c.num_kv_heads, c.dim}, DType::f32, 2);
-    const Tensor v = test::random({c.num_tokens, c.num_kv_heads, c.dim}, DType::f32, 3);
+    const Tensor q_rows = test::random({c.num_tokens, c.num_heads, 2 * c.dim}, dtype, 1);
+    const Tensor k = test::random({c.num_tokens, c.num_kv_heads, c.dim}, dtype, 2);
+    const Tensor v = test::random({c.num_tokens, c.num_kv_heads, c.dim}, dtype, 3);
     const Tensor q_weight = test::random({c.dim}, DType::f32, 4), k_weight = test::random({c.dim}, DType::f32, 5);
-    TensorView q = q_rows.view();
-    q.shape[2] = c.dim;
+    const auto without_gate = [&](const Tensor& rows) {
+      TensorView view = rows.view();
+      view.shape[2] = c.dim;
+      return view;
+    };
     Tensor positions(DType::i64, {c.num_streams, c.num_tokens});
     Tensor slots(DType::i64, {c.num_tokens});
     for (std::int64_t t = 0; t < c.num_tokens; ++t) {
@@ -102,24 +110,33 @@ TEST_CASE("qk_norm_rope agrees with the reference and fills the caches at slot_m
           }
       return y;
     };
-    const auto expected_q = rotated(test::values(q), q_weight, c.num_heads);
+    const auto expected_q = rotated(test::values(without_gate(q_rows)), q_weight, c.num_heads);
     const auto expected_k = rotated(test::values(k), k_weight, c.num_kv_heads);
     const auto expected_v = test::values(v), gates = test::values(q_rows);
-    ops::qk_norm_rope(test::cpu_context(), {.q = q,
-                                            .k = k.view(),
-                                            .v = v.view(),
-                                            .q_norm_weight = q_weight.view(),
-                                            .k_norm_weight = k_weight.view(),
-                                            .eps = 1e-6F,
-                                            .rotary = &table,
-                                            .positions = positions.view(),
-                                            .slot_mapping = slots.view(),
-                                            .k_cache = k_cache.view(),
-                                            .v_cache = v_cache.view()});
+    const Tensor device_q = test::copy_to(q_rows, device), device_k = test::copy_to(k, device);
+    const Tensor device_k_cache = test::copy_to(k_cache, device), device_v_cache = test::copy_to(v_cache, device);
+    const Tensor device_v = test::copy_to(v, device);
+    const Tensor device_q_weight = test::copy_to(q_weight, device), device_k_weight = test::copy_to(k_weight, device);
+    const Tensor device_positions = test::copy_to(positions, device), device_slots = test::copy_to(slots, device);
+    ops::qk_norm_rope(test::context_of(device), {.q = without_gate(device_q),
+                                                 .k = device_k.view(),
+                                                 .v = device_v.view(),
+                                                 .q_norm_weight = device_q_weight.view(),
+                                                 .k_norm_weight = device_k_weight.view(),
+                                                 .eps = 1e-6F,
+                                                 .rotary = &table,
+                                                 .positions = device_positions.view(),
+                                                 .slot_mapping = device_slots.view(),
+                                                 .k_cache = device_k_cache.view(),
+                                                 .v_cache = device_v_cache.view()});
+    const auto on_host = [](const Tensor& tensor) { return test::copy_to(tensor, Device{}); };
     // An angle of up to 359 radians is rounded to f32.
     const double tolerance = test::tolerance(DType::f32, c.dim) + 400.0 * test::unit_roundoff(DType::f32);
-    CHECK(test::max_error(test::values(q), expected_q) <= tolerance);
-    const auto after = test::values(q_rows);
+    const double own = dtype == DType::f32 ? 0.0 : test::unit_roundoff(dtype);
+    const Tensor rows_after = on_host(device_q);
+    CHECK(test::max_error(test::values(without_gate(rows_after)), expected_q) <= tolerance + own);
+    CHECK(test::max_error(test::values(on_host(device_k)), expected_k) <= tolerance + own);
+    const auto after = test::values(rows_after);
     int gates_changed = 0;
     for (std::size_t i = 0; i < gates.size(); ++i)
       gates_changed += static_cast<std::int64_t>(i) % (2 * c.dim) >= c.dim && after[i] != gates[i];
@@ -133,9 +150,15 @@ TEST_CASE("qk_norm_rope agrees with the reference and fills the caches at slot_m
         cached_v[slots.as<std::int64_t>()[t] * row + i] = expected_v[t * row + i];
       }
     const double cache_tolerance = tolerance + test::unit_roundoff(c.cache);
-    CHECK(test::max_error(test::values(k_cache), cached_k) <= cache_tolerance);
-    CHECK(test::max_error(test::values(v_cache), cached_v) <= cache_tolerance);
+    CHECK(test::max_error(test::values(on_host(device_k_cache)), cached_k) <= cache_tolerance);
+    CHECK(test::max_error(test::values(on_host(device_v_cache)), cached_v) <= cache_tolerance);
   }
+}
+
+TEST_CASE("qk_norm_rope agrees with the reference and fills the caches at slot_mapping") {
+  for (const Device device : test::devices())
+    for (const DType dtype : test::kFloatTypes)
+      if (dtype == DType::f32 || device.type == DeviceType::cuda) check_qk_norm_rope(device, dtype);
 }
 
 TEST_CASE("the caches round to nearest even") {

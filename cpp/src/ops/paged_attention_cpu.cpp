@@ -3,6 +3,7 @@
 // merged in order: by one task, or, when there are few tasks and long contexts, by many of them.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "cpp/src/check.h"
@@ -136,6 +137,9 @@ class Attention {
       const float* acc = running.acc + r * head_dim_;
       const float factor = 1.0F / running.sum[r];
       for (std::int64_t c = 0; c < head_dim_; ++c) out[c] = acc[c] * factor;
+      if (args_.gate.data == nullptr) continue;
+      const float* gate = args_.gate.as<float>() + token * args_.gate.stride[0] + head * args_.gate.stride[1];
+      for (std::int64_t c = 0; c < head_dim_; ++c) out[c] *= 1.0F / (1.0F + std::exp(-gate[c]));
     }
   }
 

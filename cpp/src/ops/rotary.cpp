@@ -70,13 +70,18 @@ RotaryTable make_rotary_table(const ModelConfig& model) {
 
 void qk_norm_rope(const Context& ctx, const QkNormRopeArgs& args) {
   const char* op = "qk_norm_rope";
-  if (ctx.device.type != DeviceType::cpu) throw_unsupported(op, ctx);
+  const auto check_float = [&](const char* field, const TensorView& tensor, std::initializer_list<std::int64_t> shape) {
+    if (ctx.device.type == DeviceType::cpu) return check_tensor(op, field, tensor, ctx, {DType::f32}, shape);
+    check_tensor(op, field, tensor, ctx, {DType::f32, DType::f16, DType::bf16}, shape);
+    DELTAIC_CHECK(tensor.dtype == args.q.dtype, op, ": ", field, " is ", name(tensor.dtype), ", q is ",
+                  name(args.q.dtype));
+  };
   DELTAIC_CHECK(args.rotary != nullptr, op, ": rotary is not set");
-  check_tensor(op, "q", args.q, ctx, {DType::f32}, {kAnySize, kAnySize, kAnySize});
+  check_float("q", args.q, {kAnySize, kAnySize, kAnySize});
   const std::int64_t num_tokens = args.q.shape[0], head_dim = args.q.shape[2];
-  check_tensor(op, "k", args.k, ctx, {DType::f32}, {num_tokens, kAnySize, head_dim});
+  check_float("k", args.k, {num_tokens, kAnySize, head_dim});
   const std::int64_t num_kv_heads = args.k.shape[1];
-  check_tensor(op, "v", args.v, ctx, {DType::f32}, {num_tokens, num_kv_heads, head_dim});
+  check_float("v", args.v, {num_tokens, num_kv_heads, head_dim});
   check_contiguous(op, "q_norm_weight", args.q_norm_weight, ctx, {DType::f32}, {head_dim});
   check_contiguous(op, "k_norm_weight", args.k_norm_weight, ctx, {DType::f32}, {head_dim});
   check_tensor(op, "positions", args.positions, ctx, {DType::i64}, {kAnySize, num_tokens});
@@ -90,7 +95,14 @@ void qk_norm_rope(const Context& ctx, const QkNormRopeArgs& args) {
   DELTAIC_CHECK(args.rotary->rotary_dim <= head_dim, op, ": rotary_dim is ", args.rotary->rotary_dim, ", head_dim is ",
                 head_dim);
   if (num_tokens == 0) return;
-  cpu::qk_norm_rope(threads_of(op, ctx), args);
+  switch (ctx.device.type) {
+    case DeviceType::cpu:
+      return cpu::qk_norm_rope(threads_of(op, ctx), args);
+    case DeviceType::cuda:
+      DELTAIC_CHECK(args.k_cache.dtype == args.v_cache.dtype, op, ": k_cache is ", name(args.k_cache.dtype),
+                    ", v_cache is ", name(args.v_cache.dtype));
+      return cuda::qk_norm_rope(ctx.stream, args);
+  }
 }
 
 }  // namespace deltaic::ops

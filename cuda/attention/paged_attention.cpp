@@ -1,0 +1,114 @@
+// Chooses the attention kernels: tensor cores where dtype, sizes and alignment allow it, the generic kernel elsewhere.
+#include "cpp/src/ops/paged_attention.h"
+
+#include <algorithm>
+
+#include "cpp/src/check.h"
+#include "cuda/attention/attention_params.h"
+#include "cuda/check.h"
+#include "cuda/handles.h"
+
+namespace deltaic::cuda {
+namespace {
+
+int device_attribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+bool rows_are_aligned(const TensorView& view) {
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0 && view.stride[1] % 8 == 0;
+}
+
+// Whether the copy engine and 16-byte loads can read everything, and the chip has wgmma.
+bool fits_tensor_cores(const ops::PagedAttentionArgs& args) {
+  const auto is_aligned_cache = [](const TensorView& cache) {
+    return rows_are_aligned(cache) && cache.stride[2] % 8 == 0 && cache.shape[1] % kBoxKeys == 0;
+  };
+  return args.q.dtype != DType::f32 && args.k_cache.dtype == args.q.dtype && args.v_cache.dtype == args.q.dtype &&
+         has_fast_head_dim(args.q.shape[2]) && rows_are_aligned(args.q) &&
+         (args.gate.data == nullptr || rows_are_aligned(args.gate)) && rows_are_aligned(args.out) &&
+         is_aligned_cache(args.k_cache) && is_aligned_cache(args.v_cache) &&
+         device_attribute(cudaDevAttrComputeCapabilityMajor, args.q.device.index) == 9;
+}
+
+using EncodeTensorMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The driver's function, found through the runtime: we do not link libcuda.
+EncodeTensorMap encode_tensor_map() {
+  static const EncodeTensorMap function = [] {
+    void* pointer = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &pointer, 12000, cudaEnableDefault, &result));
+    if (result != cudaDriverEntryPointSuccess) throw Unsupported("this driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<EncodeTensorMap>(pointer);
+  }();
+  return function;
+}
+
+CUtensorMap boxes_of(const TensorView& cache) {
+  const cuuint64_t element = 2;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(cache.shape[3]), static_cast<cuuint64_t>(cache.shape[2]),
+                               static_cast<cuuint64_t>(cache.shape[1]), static_cast<cuuint64_t>(cache.shape[0])};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(cache.stride[2]) * element,
+                                 static_cast<cuuint64_t>(cache.stride[1]) * element,
+                                 static_cast<cuuint64_t>(cache.stride[0]) * element};
+  const cuuint32_t box[4] = {kBoxDims, 1, kBoxKeys, 1}, steps[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result = encode_tensor_map()(
+      &map, cache.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+      cache.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  DELTAIC_CHECK(result == CUDA_SUCCESS, "paged_attention: cuTensorMapEncodeTiled returned ", static_cast<int>(result),
+                " for a cache of ", sizes[3], " blocks with strides of ", strides[0], ", ", strides[1], " and ",
+                strides[2], " bytes");
+  return map;
+}
+
+AttentionParams params_of(const ops::PagedAttentionArgs& args) {
+  const auto num_tokens = static_cast<int>(args.q.shape[0]);
+  const auto most_keys = static_cast<int>(args.block_table.shape[1] * args.k_cache.shape[1]);
+  return {.q = {args.q.data, args.q.stride[0], args.q.stride[1]},
+          .gate = {args.gate.data, args.gate.stride[0], args.gate.stride[1]},
+          .out = {args.out.data, args.out.stride[0], args.out.stride[1]},
+          .block_table = args.block_table.as<std::int32_t>(),
+          .table_stride = args.block_table.stride[0],
+          .seq_lens = args.seq_lens.as<std::int32_t>(),
+          .query_start_loc = args.query_start_loc.as<std::int32_t>(),
+          .num_reqs = static_cast<int>(args.block_table.shape[0]),
+          .num_tokens = num_tokens,
+          .num_kv_heads = static_cast<int>(args.k_cache.shape[2]),
+          .group = static_cast<int>(args.q.shape[1] / args.k_cache.shape[2]),
+          .head_dim = static_cast<int>(args.q.shape[2]),
+          .block_size = static_cast<int>(args.k_cache.shape[1]),
+          .max_query_len = args.max_query_len > 0 ? std::min(args.max_query_len, num_tokens) : num_tokens,
+          .max_seq_len = args.max_seq_len > 0 ? std::min(args.max_seq_len, most_keys) : most_keys,
+          .scale = args.scale};
+}
+
+}  // namespace
+
+void paged_attention(ops::Stream stream, const ops::PagedAttentionArgs& args) {
+  const AttentionParams all = params_of(args);
+  if (!fits_tensor_cores(args)) return attention_generic(native(stream), all, args.q.dtype, args.k_cache, args.v_cache);
+  const KvMaps maps{boxes_of(args.k_cache), boxes_of(args.v_cache)};
+  if (args.num_decodes > 0) {
+    AttentionParams decodes = all;
+    decodes.num_reqs = args.num_decodes;
+    decodes.max_query_len = args.max_decode_query_len;
+    attention_decode(native(stream), decodes, args.q.dtype, maps, static_cast<float*>(args.workspace.data));
+  }
+  if (args.num_decodes < all.num_reqs) {
+    AttentionParams prefills = all;
+    prefills.num_reqs -= args.num_decodes;
+    prefills.block_table += args.num_decodes * prefills.table_stride;
+    prefills.seq_lens += args.num_decodes;
+    prefills.query_start_loc += args.num_decodes;
+    attention_prefill(native(stream), prefills, args.q.dtype, maps);
+  }
+}
+
+}  // namespace deltaic::cuda

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/device/bulk_copy.cuh"
+
+// Copies of boxes of a tensor to shared memory by the copy engine (sm_90); barriers are those of bulk_copy.cuh.
+
+namespace deltaic::cuda {
+
+__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// The box whose first element has the coordinates (x, y, z, w), innermost dimension first.
+__device__ inline void tensor_load(void* shared, const CUtensorMap* map, int x, int y, int z, int w,
+                                   std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// Boxes of 128-byte rows are swizzled: 16-byte unit `unit` of row `row` lies at this offset from a box that starts at a
+// multiple of 1024 bytes.
+__device__ inline int swizzled_offset(int row, int unit) { return row * 128 + ((unit ^ (row & 7)) << 4); }
+
+}  // namespace deltaic::cuda
