@@ -1,4 +1,7 @@
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+
+#include <cstring>
 
 #include <deltaic/error.h>
 
@@ -88,15 +91,22 @@ struct Gdn {
   };
   Output run(const std::vector<std::int32_t>& start, const std::vector<std::int32_t>& slots,
              const std::vector<std::uint8_t>& has_state, const Tensor& conv_state, const Tensor& temporal) const {
-    const Tensor loc = test::ints(start), indices = test::ints(slots), initial = test::bytes(has_state);
+    const Tensor indices = test::ints(slots);
+    return run_at(start, indices.view(), has_state, conv_state, temporal, proj.view());
+  }
+  // The same with any view of the slots, and of projections with the values of proj.
+  Output run_at(const std::vector<std::int32_t>& start, const TensorView& slots,
+                const std::vector<std::uint8_t>& has_state, const Tensor& conv_state, const Tensor& temporal,
+                const TensorView& rows) const {
+    const Tensor loc = test::ints(start), initial = test::bytes(has_state);
     const ops::GdnSequences sequences{
-        .query_start_loc = loc.view(), .state_indices = indices.view(), .has_initial_state = initial.view()};
+        .query_start_loc = loc.view(), .state_indices = slots, .has_initial_state = initial.view()};
     Output output{.conv = test::filled({num_tokens, shape.conv_dim()}, DType::f32, 77.0),
                   .out = test::filled({num_tokens, shape.num_value_heads, shape.value_head_dim}, DType::f32, 77.0)};
-    ops::causal_conv(test::cpu_context(), shape, layout, proj.view(), conv_weight.view(), sequences, conv_state.view(),
+    ops::causal_conv(test::cpu_context(), shape, layout, rows, conv_weight.view(), sequences, conv_state.view(),
                      output.conv.view());
-    ops::gated_delta_rule(test::cpu_context(), shape, layout, output.conv.view(), proj.view(), A_log.view(),
-                          dt_bias.view(), sequences, temporal.view(), output.out.view());
+    ops::gated_delta_rule(test::cpu_context(), shape, layout, output.conv.view(), rows, A_log.view(), dt_bias.view(),
+                          sequences, temporal.view(), output.out.view());
     return output;
   }
 
@@ -295,6 +305,60 @@ TEST_CASE("a sequence has the same bits alone and batched") {
   const auto alone = gdn.run({21, 60}, {0}, {0}, conv_alone, state_alone);
   CHECK(test::bits(batch.out.view().slice(21, 60)) == test::bits(alone.out.view().slice(21, 60)));
   CHECK(test::bits(state_batch.view().slice(1, 2)) == test::bits(state_alone));
+}
+
+TEST_CASE("D12: state indices may be a column of a table") {
+  const Gdn gdn({2, 4, 16, 16, 4}, Layout::separate, 9);
+  const Tensor table = test::ints({2, 7, 7, 0, 7, 7, 1, 7, 7});
+  TensorView column = table.view();
+  column.shape[0] = 3, column.stride[0] = 3;
+  const Tensor conv_state = gdn.conv_states(3, DType::f32, 0.5), temporal = gdn.states(3, DType::f32, 0.25);
+  const Tensor conv_expected = gdn.conv_states(3, DType::f32, 0.5), expected_state = gdn.states(3, DType::f32, 0.25);
+  const auto expected = gdn.run({0, 4, 5, 9}, {2, 0, 1}, {1, 0, 1}, conv_expected, expected_state);
+  const auto strided = gdn.run_at({0, 4, 5, 9}, column, {1, 0, 1}, conv_state, temporal, gdn.proj.view());
+  CHECK(test::bits(strided.out) == test::bits(expected.out));
+  CHECK(test::bits(conv_state) == test::bits(conv_expected));
+  CHECK(test::bits(temporal) == test::bits(expected_state));
+}
+
+TEST_CASE("D13: rows with 4, 2, 1 and 3 new tokens each give what they give alone") {
+  const Gdn gdn({2, 4, 32, 16, 4}, Layout::grouped, 10);
+  const std::vector<std::int32_t> start{0, 4, 6, 7, 10};
+  const Tensor conv_batch = gdn.conv_states(4, DType::f32, 0.5), state_batch = gdn.states(4, DType::f32, 0.25);
+  const auto batch = gdn.run(start, {3, 1, 0, 2}, {1, 1, 1, 1}, conv_batch, state_batch);
+  const std::vector<std::int32_t> slots{3, 1, 0, 2};
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    CAPTURE(i);
+    const Tensor conv_alone = gdn.conv_states(1, DType::f32, 0.5), state_alone = gdn.states(1, DType::f32, 0.25);
+    const auto alone = gdn.run({start[i], start[i + 1]}, {0}, {1}, conv_alone, state_alone);
+    CHECK(test::bits(batch.out.view().slice(start[i], start[i + 1])) ==
+          test::bits(alone.out.view().slice(start[i], start[i + 1])));
+    CHECK(test::bits(state_batch.view().slice(slots[i], slots[i] + 1)) == test::bits(state_alone));
+    CHECK(test::bits(conv_batch.view().slice(slots[i], slots[i] + 1)) == test::bits(conv_alone));
+  }
+}
+
+// Rows so far apart that the third begins 2^31 elements into the tensor; only the pages that hold rows exist.
+TEST_CASE("D11: a token's row offset passes 2^31 elements") {
+  Gdn gdn({1, 2, 16, 16, 4}, Layout::separate, 3);
+  constexpr std::int64_t kStride = (std::int64_t{1} << 30) + 64;
+  const auto num_bytes = static_cast<std::size_t>(2 * kStride + gdn.row) * sizeof(float);
+  void* mapping = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(mapping != MAP_FAILED);
+  TensorView far = make_view(mapping, DType::f32, {3, gdn.row});
+  far.stride[0] = kStride;
+  for (std::int64_t t = 0; t < 3; ++t)
+    std::memcpy(far.slice(t, t + 1).data, gdn.proj.view().slice(t, t + 1).data,
+                static_cast<std::size_t>(gdn.row) * sizeof(float));
+  const Tensor conv_state = gdn.conv_states(1, DType::f32, NAN), temporal = gdn.states(1, DType::f32, NAN);
+  const Tensor conv_expected = gdn.conv_states(1, DType::f32, NAN), expected_state = gdn.states(1, DType::f32, NAN);
+  const auto expected = gdn.run({0, 3}, {0}, {0}, conv_expected, expected_state);
+  const Tensor slots = test::ints({0});
+  const auto got = gdn.run_at({0, 3}, slots.view(), {0}, conv_state, temporal, far);
+  CHECK(test::bits(got.conv) == test::bits(expected.conv));
+  CHECK(test::bits(got.out) == test::bits(expected.out));
+  CHECK(test::bits(temporal) == test::bits(expected_state));
+  munmap(mapping, num_bytes);
 }
 
 TEST_CASE("states in f16 and bf16 are rounded once, at the end of a span") {

@@ -82,3 +82,30 @@ TEST_CASE(
   CHECK(output.sampled_token_ids[static_cast<std::size_t>(output.req_id_to_index.at("good"))] ==
         Tokens{dense_greedy(runner, good, 3)[2]});
 }
+
+TEST_CASE("D65: nothing at start-up or in a step writes a block or a slot that nobody owns") {
+  const TinyModel model = tiny_qwen3_5();
+  for (const bool poison : {false, true}) {
+    CAPTURE(poison);
+    RunnerOptions options = small_options();
+    options.poison_caches = poison;
+    Engine engine(make_runner(model, {}, options));
+    const auto& kv = engine.runner.attn_kv()[0];
+    const auto& state = engine.runner.gdn_state()[0];
+    const auto bytes = [](const TensorView& view, std::int64_t row) {
+      const TensorView one = view.slice(row, row + 1);
+      const auto* begin = static_cast<const unsigned char*>(one.data);
+      return std::vector<unsigned char>(begin, begin + one.num_bytes());
+    };
+    const std::int64_t last_block = kv.k.shape[0] - 1, last_slot = state.temporal.shape[0] - 1;
+    const auto k = bytes(kv.k, last_block), v = bytes(kv.v, last_block);
+    const auto conv = bytes(state.conv, last_slot), temporal = bytes(state.temporal, last_slot);
+    CHECK(std::isnan(kv.k.as<float>()[0]) == poison);
+    engine.add("a", prompt_of(9, 1));
+    CHECK(engine.generate("a", 5) == dense_greedy(engine.runner, prompt_of(9, 1), 5));
+    CHECK(bytes(kv.k, last_block) == k);
+    CHECK(bytes(kv.v, last_block) == v);
+    CHECK(bytes(state.conv, last_slot) == conv);
+    CHECK(bytes(state.temporal, last_slot) == temporal);
+  }
+}
