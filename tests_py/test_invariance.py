@@ -177,6 +177,60 @@ def test_two_equal_prompts_that_arrive_together() -> None:
     assert run(make_engine(path), [job, job, job]) == [expected] * 3
 
 
+def second_turns(first: list[Job], answers: list[list[int]], rng: random.Random) -> list[Job]:
+    """Return for each conversation the next prompt: the old one, the answer, a new turn."""
+    return [
+        Job(
+            job.prompt + tuple(answer) + tuple(rng.randrange(256) for _ in range(rng.randint(1, 20))),
+            SamplingParams(temperature=0.0, max_tokens=8),
+        )
+        for job, answer in zip(first, answers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_answers_that_cross_a_boundary_are_hit_by_the_next_turn(model: str) -> None:
+    """D27: prompts end 1 to 5 tokens below a block boundary, decode crosses it, eight at a time."""
+    rng = random.Random(27)
+    path = PARITY / model
+    first = []
+    for i in range(40):
+        num_tokens = rng.choice([16, 32, 48]) - 1 - i % 5
+        prompt = tuple(rng.randrange(256) for _ in range(num_tokens))
+        first.append(Job(prompt, SamplingParams(temperature=0.0, max_tokens=rng.randint(7, 40), ignore_eos=True)))
+    engine = make_engine(path, max_num_seqs=8)
+    answers = run(engine, first, arrivals=rng, at_once=8)
+    assert answers == alone(path, first)
+    second = second_turns(first, answers, rng)
+    hits_before = engine.stats().cache.num_hit_tokens
+    assert run(engine, second, arrivals=rng, at_once=8) == alone(path, second)
+    assert engine.stats().cache.num_hit_tokens - hits_before >= 16 * len(second)
+
+
+def states_after(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
+    """Run a prompt for one token; return the conv window and the recurrent state of every layer."""
+    engine.add_request("states", prompt, SamplingParams(temperature=0.0, max_tokens=1))
+    while engine.has_unfinished_requests():
+        engine.step()
+    slot = engine.runner.gdn_state_slots["states"]
+    return [
+        (layer.conv.numpy()[slot].tobytes(), layer.temporal.numpy()[slot].tobytes())
+        for layer in engine.runner.gdn_state
+    ]
+
+
+def test_a_hit_restores_the_convolution_window_with_the_state() -> None:
+    """D38: bit for bit what the same prompt computes from its first token."""
+    path = PARITY / MODELS[0]
+    prompt = tuple(random.Random(38).randrange(256) for _ in range(2 * 16 + 1))
+    engine = make_engine(path)
+    computed = states_after(engine, prompt)
+    assert engine.stats().cache.num_hit_tokens == 0
+    restored = states_after(engine, prompt)
+    assert engine.stats().cache.num_hit_tokens == 32
+    assert restored == computed
+
+
 def random_config(rng: random.Random) -> dict[str, Any]:
     block_size = rng.choice([4, 8, 16])
     has_prefix_cache = rng.random() < 0.8
