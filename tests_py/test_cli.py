@@ -54,7 +54,7 @@ def test_version(deltaic: Deltaic) -> None:
 def test_no_command_shows_the_commands(deltaic: Deltaic) -> None:
     code, out, _ = deltaic()
     assert code == 0
-    assert all(command in out for command in ("generate", "chat", "info"))
+    assert all(command in out for command in ("generate", "chat", "serve", "info"))
 
 
 def test_bundled_model_continues_the_plain_prompt(

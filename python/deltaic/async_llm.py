@@ -116,6 +116,14 @@ class _Live:
     num_completions: int
 
 
+def check_limits(max_waiting: int, stall_timeout_s: float) -> None:
+    """Raise the ValueError that AsyncLLM would."""
+    if max_waiting < 0:
+        raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
+    if not stall_timeout_s > 0:
+        raise ValueError(f"stall_timeout_s must be more than 0, got {stall_timeout_s}")
+
+
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> bool:
     """Call a function in an event loop from another thread; False when that loop is closed."""
     try:
@@ -148,10 +156,7 @@ class AsyncLLM:
         stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
         **options: Any,
     ) -> None:
-        if max_waiting < 0:
-            raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
-        if not stall_timeout_s > 0:
-            raise ValueError(f"stall_timeout_s must be more than 0, got {stall_timeout_s}")
+        check_limits(max_waiting, stall_timeout_s)
         self._text = TextEngine(model, EngineConfig(**options), seed=seed, max_logprobs=max_logprobs)
         self.max_unfinished = self._text.engine.scheduler_config.max_num_seqs + max_waiting  # completions
         self._stall_timeout_s = stall_timeout_s
@@ -190,6 +195,11 @@ class AsyncLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         return self._text.default_params
+
+    @property
+    def default_fields(self) -> Mapping[str, Any]:
+        """Return what the model's generation_config.json sets of SamplingParams."""
+        return self._text.default_fields
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         """Return what was given, over the model's defaults; None means not given."""

@@ -1,4 +1,4 @@
-"""The command line: `deltaic generate`, `chat` and `info`.
+"""The command line: `deltaic generate`, `chat`, `serve` and `info`.
 
 Exit codes: 0, 1 for what failed, 2 for what was asked wrongly; 130 after Ctrl-C. Errors are one line on stderr.
 """
@@ -227,6 +227,78 @@ def chat(
 
     print(f"deltaic {__version__}, {folder.name}. /help shows the commands.", file=sys.stderr)
     ChatSession(llm, params, read=lambda: input("\n> "), system=system).run()
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="Checkpoint folder or hub id; the bundled model if left out.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all, so that others can connect.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="DELTAIC_API_KEY", help="Key that requests must carry; may be given several times."),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name of the model for clients; may be given several times.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most requests that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens of one step.")] = None,
+    kv_cache_memory_bytes: CacheBytes = None,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse what prompts have in common.")] = True,
+    num_threads: NumThreads = 0,
+    seed: Annotated[int | None, typer.Option(help="Make requests without a seed of their own repeatable.")] = None,
+    max_logprobs: Annotated[int, typer.Option(help="Most log probabilities of a token; -1: no limit.")] = 20,
+    max_waiting: Annotated[int, typer.Option(help="Most completions that wait; more are answered 429.")] = 1024,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request; a larger one is answered 413.")] = 16 << 20,
+    stall_timeout: Annotated[float, typer.Option(help="Seconds after which a step makes /health fail.")] = 120.0,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Show a line for each request.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Answer OpenAI's HTTP interface until Ctrl-C or SIGTERM."""
+    try:
+        from deltaic.server.run import address, listen, run_server
+        from deltaic.server.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "deltaic":
+            raise
+        raise CommandError(
+            f"serve needs {error.name}, which is not installed: pip install 'deltaic[serve]'", 1
+        ) from error
+    from deltaic.async_llm import AsyncLLM, check_limits
+    from deltaic.checkpoint import resolve_model
+    from deltaic.engine_config import EngineConfig
+
+    folder = resolve_model(model)
+    options: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "kv_cache_memory_bytes": kv_cache_memory_bytes,
+        "enable_prefix_caching": enable_prefix_caching,
+        "num_threads": num_threads,
+    }
+    limits: dict[str, Any] = {"max_waiting": max_waiting, "stall_timeout_s": stall_timeout}
+    with usage():
+        EngineConfig(**options)
+        check_limits(**limits)
+        settings = ServerSettings(
+            served_model_names=served_model_name or [folder.name],
+            api_keys=api_key or (),
+            max_body_bytes=max_body_bytes,
+        )
+    with listen(host, port) as sock:  # before the model is loaded: it may take long, and the port may be taken
+        llm = AsyncLLM(folder, seed=seed, max_logprobs=max_logprobs, **limits, **options)
+        print(f"serving {settings.served_model_names[0]} at http://{address(sock)}/v1", file=sys.stderr, flush=True)
+        run_server(llm, settings, sock, access_log=access_log)
 
 
 @app.command()

@@ -113,11 +113,12 @@ class InputProcessor:
         for i, token_id in enumerate(token_ids):
             if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
                 raise TypeError(f"prompt_token_ids[{i}] must be an integer, got {token_id!r:.60}")
-            self._check_id(f"prompt_token_ids[{i}]", int(token_id))
+            self.check_token_id(f"prompt_token_ids[{i}]", int(token_id))
             checked.append(int(token_id))
         return checked
 
-    def _check_id(self, name: str, token_id: int) -> None:
+    def check_token_id(self, name: str, token_id: int) -> None:
+        """Raise ValueError, naming the field, for an id outside the model's vocabulary."""
         if not 0 <= token_id < self._vocab_size:
             raise ValueError(f"{name} must be in [0, vocab_size = {self._vocab_size}), got {token_id}")
 
@@ -132,11 +133,11 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         for i, token_id in enumerate(params.stop_token_ids or ()):
-            self._check_id(f"stop_token_ids[{i}]", token_id)
+            self.check_token_id(f"stop_token_ids[{i}]", token_id)
         for i, token_id in enumerate(params.allowed_token_ids or ()):
-            self._check_id(f"allowed_token_ids[{i}]", token_id)
+            self.check_token_id(f"allowed_token_ids[{i}]", token_id)
         for token_id in params.logit_bias or ():
-            self._check_id("logit_bias key", token_id)
+            self.check_token_id("logit_bias key", token_id)
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name)
             if wanted is not None and (self._vocab_size if wanted == -1 else wanted) > self._max_logprobs:

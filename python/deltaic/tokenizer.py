@@ -67,7 +67,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"the text holds a lone surrogate at character {error.start}, which is not text") from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Of the library's ways to encode this one lets other threads run meanwhile.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""

@@ -1,0 +1,79 @@
+"""Servers for tests, and what they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from deltaic import AsyncLLM
+from deltaic.server import ServerSettings, create_app
+from deltaic.server.run import listen
+from scripted_engine import ScriptedEngine
+
+SMALL: dict[str, Any] = {"max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 256}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def running_server(llm: AsyncLLM, settings: ServerSettings | None = None) -> Iterator[str]:
+    """Serve on a free port of the loopback; yield the URL."""
+    with listen("127.0.0.1", 0) as sock:
+        yield from _serve(llm, settings, sock)
+
+
+def _serve(llm: AsyncLLM, settings: ServerSettings | None, sock: socket.socket) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(create_app(llm, settings), log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@dataclass
+class Scripted:
+    """A server in this process and its engine."""
+
+    llm: AsyncLLM
+    engine: ScriptedEngine
+    settings: ServerSettings
+
+    def __post_init__(self) -> None:
+        self.app = create_app(self.llm, self.settings)
+
+    def ask(self, *requests: Any, **options: Any) -> list[httpx.Response]:
+        """Send (method, path, body or content, headers) each after the other; return the responses."""
+
+        async def run() -> list[httpx.Response]:
+            # Defects become status 500, as on a socket.
+            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
+                return [await client.request(method, path, **fields) for method, path, fields in requests]
+
+        return asyncio.run(run())
+
+    def post(self, path: str, body: Any, **fields: Any) -> httpx.Response:
+        return self.ask(("POST", path, {"json": body, **fields}))[0]
+
+    def get(self, path: str, **fields: Any) -> httpx.Response:
+        return self.ask(("GET", path, fields))[0]
+
+
+Maker = Callable[..., Scripted]

@@ -1,0 +1,258 @@
+"""Bodies that are wrong: each is 400 in OpenAI's form, nothing of it runs, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from harness import Maker
+
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+HUGE = 5279552648203111001
+
+# What both endpoints refuse: the fields, and words of the message.
+COMMON: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -0.1}, "temperature must be"),  # D105
+    ({"temperature": 2.1}, "temperature must be"),
+    ({"temperature": float("nan")}, "temperature must be a finite number"),
+    ({"temperature": float("inf")}, "temperature must be a finite number"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"temperature": "1"}, "temperature: Input should be a valid number"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": [1]}, "temperature"),
+    ({"top_p": 0}, "top_p must be"),
+    ({"top_p": 1.1}, "top_p must be"),
+    ({"top_k": -2}, "top_k must be"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p must be"),
+    ({"repetition_penalty": 0}, "repetition_penalty must be"),
+    ({"repetition_penalty": float("-inf")}, "repetition_penalty must be"),
+    ({"presence_penalty": 2.5}, "presence_penalty must be"),
+    ({"frequency_penalty": -3}, "frequency_penalty must be"),
+    ({"n": 0}, "n must be"),
+    ({"n": -1}, "n must be"),
+    ({"n": 10**9}, "n must be"),
+    ({"n": 5000}, "n times the number of prompts must be at most 1032, got 5000"),
+    ({"n": 2, "temperature": 0}, "n must be 1 with temperature 0"),
+    ({"n": "2"}, "n: "),
+    ({"max_tokens": -1}, "max_tokens must be"),
+    ({"max_tokens": 0}, "max_tokens must be"),
+    ({"max_tokens": 1e3}, "max_tokens"),
+    ({"max_tokens": 5, "min_tokens": 6}, "min_tokens must be"),
+    ({"seed": 2**63}, "seed must be"),
+    ({"seed": "x"}, "seed"),
+    ({"stop": [""]}, "stop[0] must not be empty"),  # D94
+    ({"stop": ""}, "stop[0] must not be empty"),
+    ({"stop": 5}, "stop: "),
+    ({"stop": ["a", 5]}, "stop[1]: "),
+    ({"stop": ["a"] * 65}, "stop: "),
+    ({"stop_token_ids": [4096]}, "stop_token_ids[0] must be"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0] must be"),
+    ({"logit_bias": {"x": 1}}, "logit_bias key must be a token id, got 'x'"),
+    ({"logit_bias": {"1.5": 1}}, "logit_bias key"),
+    ({"logit_bias": {"4096": 1}}, "logit_bias key must be in [0, vocab_size = 4096), got 4096"),  # D106
+    ({"logit_bias": {"-1": 1}}, "logit_bias key"),
+    ({"logit_bias": {str(HUGE): 1}}, "logit_bias key"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias key"),
+    ({"logit_bias": {"5": float("nan")}}, "logit_bias[5] must be a finite number"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids must hold at least 1"),
+    ({"allowed_token_ids": [HUGE]}, "allowed_token_ids[0]"),
+    ({"bad_words": [" "]}, "bad_words[0] must hold more than spaces"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options needs stream"),
+    ({"stream": True, "stream_options": 1}, "stream_options"),
+    ({"model": 5}, "model: "),
+    ({"priority": "high"}, "priority"),
+    ({"best_of": 2}, "best_of is not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs is not supported"),
+    ({"guided_json": {}}, "guided_json is not supported"),
+    ({"prompt_embeds": "x"}, "prompt_embeds is not supported"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget is not supported"),
+]
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt: "),
+    ({"prompt": ""}, "the prompt must hold at least 1 token"),
+    ({"prompt": []}, "prompt must hold at least 1 prompt"),
+    ({"prompt": [[]]}, "at least 1 token"),
+    ({"prompt": ["good", ""]}, "prompt[1]: the prompt must hold"),
+    ({"prompt": 5}, "prompt: "),
+    ({"prompt": {"text": "x"}}, "prompt: "),
+    ({"prompt": ["a", 5]}, "prompt[1]: "),
+    ({"prompt": [5, "a"]}, "prompt"),
+    ({"prompt": [5.5]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [4096]}, "prompt_token_ids[0] must be in [0, vocab_size = 4096), got 4096"),  # D106
+    ({"prompt": [-1]}, "got -1"),
+    ({"prompt": [[1], [HUGE]]}, f"got {HUGE}"),
+    ({"prompt": ["a"] * 1_000_000}, "prompt: List should have at most 2048 items"),  # D105
+    ({"prompt": [[1]] * 1_000_000}, "prompt: List should have at most 2048 items"),
+    ({"prompt": "a" * 1_000_000}, "1000000 tokens, and max_model_len = 4096"),  # D104
+    ({"prompt": [7] * 4096}, "the prompt has 4096 tokens, and max_model_len = 4096"),
+    ({"prompt": "a\ud800"}, "lone surrogate at character 1"),
+    ({"logprobs": 21}, "logprobs must be at most max_logprobs = 20, got 21"),
+    ({"logprobs": -2}, "logprobs must be"),
+    ({"logprobs": True}, "logprobs: "),
+    ({"suffix": "end"}, "suffix is not supported"),
+    ({"echo": "yes"}, "echo: "),
+]
+CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages: "),
+    ({"messages": []}, "messages must hold at least 1 message"),
+    ({"messages": "Hi"}, "messages: "),
+    ({"messages": ["Hi"]}, "messages[0]: "),
+    ({"messages": [{}]}, "messages[0].role must be one of"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "got 'robot'"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content must be"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "reads text only"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text must be"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "lone surrogate"),
+    ({"messages": [{"role": "user", "content": "a" * 100_000}]}, "max_model_len = 4096"),
+    (
+        {"messages": [*HI, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]}]},
+        "arguments is not JSON",  # D101
+    ),
+    ({"messages": [*HI, {"role": "assistant", "tool_calls": 5}]}, ""),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: the model's chat template writes none"),
+    ({"tools": "f"}, "tools: "),
+    ({"tool_choice": "required"}, "tool_choice must be none or auto"),
+    ({"functions": [{"name": "f"}]}, "functions is not supported"),
+    ({"audio": {"voice": "x"}}, "audio is not supported"),
+    ({"modalities": ["audio"]}, "modalities is not supported"),
+    ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs: "),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
+    ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "at most max_logprobs = 20"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs must be at least 0"),
+    ({"logprobs": 1}, "logprobs: "),
+    ({"max_completion_tokens": 0}, "max_tokens must be"),
+    ({"echo": True}, "echo is not supported for chat"),
+]
+CASES = [
+    *(("/v1/completions", {"prompt": "x", **fields}, words) for fields, words in (*COMMON, *COMPLETIONS)),
+    *(("/v1/chat/completions", {"messages": HI, **fields}, words) for fields, words in (*COMMON, *CHAT)),
+    *(("/v1/completions", {"prompt": "x", "stream": True, **fields}, words) for fields, words in COMMON[:3]),
+    ("/tokenize", {}, "prompt or messages must be given"),
+    ("/tokenize", {"prompt": "x", "messages": HI}, "prompt or messages must be given, and not both"),
+    ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+    ("/tokenize", {"prompt": "\ud800"}, "lone surrogate"),
+    ("/detokenize", {}, "tokens: Field required"),
+    ("/detokenize", {"tokens": [4096]}, "tokens[0] must be in [0, vocab_size = 4096), got 4096"),
+    ("/detokenize", {"tokens": [HUGE]}, "tokens[0]"),
+    ("/detokenize", {"tokens": ["x"]}, "tokens[0]: "),
+]
+RAW = [
+    b"",
+    b"{",
+    b"null",
+    b"5",
+    b'"text"',
+    b"[]",
+    b"\xff\xfe",
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "\\ud83d"}',
+    b'{"prompt": "\\uZZZZ"}',
+    b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}",
+    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"messages": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+]
+
+
+def test_wrong_bodies(make: Maker) -> None:
+    assert len(CASES) > 150
+    server = make()
+    json_type = {"content-type": "application/json"}
+    answers = server.ask(
+        *(("POST", path, {"content": json.dumps(body), "headers": json_type}) for path, body, _ in CASES)
+    )
+    for (path, body, words), answer in zip(CASES, answers, strict=True):
+        told = answer.text[:300]
+        shown = f"{path} {body!r:.200}: {told}"
+        assert answer.status_code == 400, shown
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}, shown
+        assert error["type"] == "invalid_request_error", shown
+        assert words in error["message"], shown
+        assert "\n" not in error["message"], shown
+        assert len(error["message"]) <= 500, shown
+    assert server.engine.seen == {}
+    assert server.llm.num_unfinished == 0
+    assert server.post("/v1/completions", {"prompt": "x"}).json()["choices"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_bodies_that_are_no_json(make: Maker, path: str) -> None:
+    server = make()
+    requests: list[Any] = [
+        ("POST", path, {"content": raw, "headers": {"content-type": "application/json"}}) for raw in RAW
+    ]
+    requests.append(("POST", path, {"content": b'{"prompt": "x"}', "headers": {"content-type": "text/plain"}}))
+    for raw, answer in zip([*RAW, b"as text"], server.ask(*requests), strict=True):
+        assert answer.status_code == 400, (raw[:50], answer.text[:300])
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert server.engine.seen == {}
+    assert server.get("/health").status_code == 200
+
+
+def test_field_at_fault_is_named(make: Maker) -> None:
+    server = make()
+    for fields, param in (
+        ({"temperature": 3}, "temperature"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"n": "2"}, "n"),
+        ({"best_of": 2}, "best_of"),
+    ):
+        assert server.post("/v1/completions", {"prompt": "x", **fields}).json()["error"]["param"] == param
+
+
+def test_what_asks_for_nothing_is_taken(make: Maker) -> None:
+    server = make()
+    harmless = {
+        **dict.fromkeys(("suffix", "stop", "logit_bias", "seed", "n", "temperature", "stream_options", "best_of")),
+        "user": "me",
+        "store": True,
+        "metadata": {"a": "b"},
+        "some_new_field": [1],
+        "response_format": {"type": "text"},
+        "tools": [],
+        "parallel_tool_calls": False,
+        "service_tier": "auto",
+    }
+    assert server.post("/v1/completions", {"prompt": "x", "model": "toy", **harmless}).status_code == 200
+    assert server.post("/v1/chat/completions", {"messages": HI, "tool_choice": "none", **harmless}).status_code == 200
+
+
+def test_templates_own_refusals(make: Maker, thinking_model: Any) -> None:
+    """D102: what the template raises is told in its words."""
+    server = make(model=thinking_model)
+    for messages, words in (
+        ([*HI, {"role": "system", "content": "Be brief."}], "System message must be at the beginning."),
+        ([{"role": "assistant", "content": "Hi"}], "No user query found in messages."),
+    ):
+        answer = server.post("/v1/chat/completions", {"messages": messages})
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+
+
+def test_unknown_models_paths_and_methods(make: Maker) -> None:
+    server = make()
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+    ):
+        answer = server.post(path, {"model": "other\ud800" if path == "never" else "other", **body})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+        assert "'other' does not exist; this server has toy" in answer.json()["error"]["message"]
+    for answer, status in ((server.get("/v1/nothing"), 404), (server.get("/v1/completions"), 405)):
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

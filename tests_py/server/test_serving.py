@@ -1,0 +1,355 @@
+"""What a server does beside refusing, on an engine that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from deltaic.server import ServerSettings
+from deltaic.tokenizer import Tokenizer
+from events import join_choices, read_events
+from harness import Maker, Scripted, until
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def forever(*_: object) -> list[int]:
+    return [7] * 100_000
+
+
+def both_ways(server: Scripted, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the choices of an answer after checking that the stream says the same."""
+    whole, streamed = server.ask(
+        ("POST", path, {"json": body}),
+        ("POST", path, {"json": {**body, "stream": True, "stream_options": {"include_usage": True}}}),
+    )
+    assert whole.status_code == streamed.status_code == 200
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    events = read_events(streamed.text)
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"] == whole.json()["usage"]
+    assert len({event["id"] for event in events}) == 1
+    choices: list[dict[str, Any]] = whole.json()["choices"]
+    flat = []
+    for choice in choices:
+        flat.append({**choice, **choice.pop("message", {})})
+        flat[-1].pop("message", None)
+    told = [{key: value for key, value in choice.items() if value not in (None, "")} for choice in flat]
+    joined = [
+        {key: value for key, value in choice.items() if value not in (None, "")} for choice in join_choices(events)
+    ]
+    assert joined == told
+    return flat
+
+
+@pytest.mark.parametrize("step_size", [1, 2, 7])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stop": ["dog", "###"]},
+        {"stop": "never"},
+        {"stop": "og 🌶", "include_stop_str_in_output": True},
+        {"max_tokens": 4},
+        {"logprobs": 2},
+        {"logprobs": 0, "echo": True},
+        {"echo": True, "n": 2, "logprobs": 1},
+        {"n": 3},
+        {"prompt": ["a", "b b"], "n": 2},
+        {"echo": True, "max_tokens": 0, "logprobs": 1},
+    ],
+    ids=str,
+)
+def test_completion_streams_what_it_answers(make: Maker, fields: dict[str, Any], step_size: int) -> None:
+    server = make(", there was a ďog 🌶👩‍👧.<|im_end|>", engine={"step_size": step_size})
+    body = {"prompt": "Once", "max_tokens": 100, **fields}
+    choices = both_ways(server, "/v1/completions", body)
+    if not fields:
+        assert choices[0]["text"] == ", there was a ďog 🌶👩‍👧."
+        assert choices[0]["finish_reason"] == "stop"
+
+
+def test_stop_prefix_never_shows(make: Maker) -> None:
+    """D93."""
+    server = make("A #tag ## and ###END not this")
+    (choice,) = both_ways(server, "/v1/completions", {"prompt": "x", "stop": "###END", "max_tokens": 100})
+    assert choice["text"] == "A #tag ## and "
+    assert choice["stop_reason"] == "###END"
+
+
+@pytest.mark.parametrize("step_size", [1, 3])
+@pytest.mark.parametrize(
+    ("says", "kwargs", "reasoning", "content"),
+    [
+        ("Hm.\nWell.\n</think>\n\nYes.<|im_end|>", None, "Hm.\nWell.", "Yes."),
+        ("Hm, it is cut", None, "Hm, it is cut", ""),
+        ("Yes.<|im_end|>", {"enable_thinking": False}, None, "Yes."),
+        ("<think>Hm.</think>Yes.", {"enable_thinking": False}, "Hm.", "Yes."),
+        ("Hm </thi", {"enable_thinking": True}, "Hm </thi", ""),
+    ],
+)
+def test_reasoning_is_split(
+    make: Maker,
+    thinking_model: Path,
+    says: str,
+    kwargs: dict[str, Any] | None,
+    reasoning: str | None,
+    content: str,
+    step_size: int,
+) -> None:
+    """D98: the same fields with a stream and without, also when the template opens or closes the reasoning."""
+    server = make(says, model=thinking_model, engine={"step_size": step_size})
+    (choice,) = both_ways(server, "/v1/chat/completions", {"messages": HI, "chat_template_kwargs": kwargs})
+    assert choice.get("reasoning_content") == reasoning
+    assert choice["content"] == content
+
+
+def test_stop_strings_hold_in_the_reasoning(make: Maker, thinking_model: Path) -> None:
+    """D95."""
+    server = make("Hm. STOP more</think>Yes.", model=thinking_model)
+    (choice,) = both_ways(server, "/v1/chat/completions", {"messages": HI, "stop": "STOP"})
+    assert (choice["reasoning_content"], choice["content"]) == ("Hm.", "")
+    assert choice["finish_reason"] == "stop"
+
+
+def test_chat_logprobs_and_completions_agree(make: Maker) -> None:
+    server = make("A ďog 🌶.<|im_end|>")
+    choices = both_ways(server, "/v1/chat/completions", {"messages": HI, "n": 2, "logprobs": True, "top_logprobs": 2})
+    content = choices[1]["logprobs"]["content"]
+    assert b"".join(bytes(token["bytes"]) for token in content).decode() == "A ďog 🌶.<|im_end|>"
+    assert {len(token["top_logprobs"]) for token in content} == {2}
+
+
+def test_message_that_is_continued(make: Maker, tokenizer: Tokenizer) -> None:
+    server = make("and so on")
+    messages = [*HI, {"role": "assistant", "content": "Well,"}]
+    assert (
+        server.post("/v1/chat/completions", {"messages": messages, "continue_final_message": True}).status_code == 200
+    )
+    (request,) = server.engine.seen.values()
+    assert tokenizer.decode(request.prompt_token_ids).endswith("<|im_start|>assistant\nWell,")
+
+
+def test_parameters_reach_the_engine(make: Maker) -> None:
+    server = make()
+    body = {"prompt": "x", "top_k": 7, "min_p": 0.1, "logit_bias": {"5": 3}, "stop_token_ids": [9], "priority": 2}
+    server.post("/v1/completions", body)
+    server.post("/v1/chat/completions", {"messages": HI})
+    first, second = server.engine.seen.values()
+    assert (first.params.top_k, first.params.min_p, first.params.logit_bias) == (7, 0.1, {5: 3.0})
+    assert (first.params.temperature, first.params.top_p, first.params.max_tokens) == (0.7, 0.9, 16)  # the model's
+    assert first.params.stop_token_ids == [9]
+    assert first.options["priority"] == 2
+    assert first.options["eos_token_ids"] == [4093, 4095]
+    assert second.params.max_tokens == 4096
+
+
+def test_tokenize_and_back(make: Maker, tokenizer: Tokenizer) -> None:
+    server = make()
+    text = "Once upon a ďog 🌶<|im_end|>"
+    told = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert told["tokens"] == tokenizer.encode(text)
+    assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 4096)
+    assert "<|im_end|>" in told["token_strs"]
+    assert server.post("/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": text}
+    chat = server.post("/tokenize", {"messages": HI}).json()["tokens"]
+    assert tokenizer.decode(chat) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_api_keys(make: Maker) -> None:
+    server = make(settings=ServerSettings(api_keys=["secret", "other"]))
+    body = {"json": {"prompt": "x"}}
+    for header, status in (
+        (None, 401),
+        ("Bearer wrong", 401),
+        ("Bearer ", 401),
+        ("Basic secret", 401),
+        ("secret", 401),
+        ("Bearer secre\xe9", 401),
+        ("Bearer secret", 200),
+        ("bearer other", 200),
+    ):
+        headers = {} if header is None else {"authorization": header.encode("latin-1")}
+        (answer,) = server.ask(("POST", "/v1/completions", {**body, "headers": headers}))
+        assert answer.status_code == status, header
+        if status == 401:
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert server.get("/v1/models").status_code == 401
+    assert server.get("/openapi.json").status_code == 401
+    for path in ("/health", "/ping", "/version", "/metrics"):
+        assert server.get(path).status_code == 200
+
+
+def test_large_bodies(make: Maker) -> None:
+    server = make(settings=ServerSettings(max_body_bytes=1000))
+
+    async def pieces() -> Any:
+        for _ in range(50):
+            yield b" " * 100
+
+    headers = {"content-type": "application/json"}
+    answers = server.ask(
+        ("POST", "/v1/completions", {"json": {"prompt": "x" * 2000}}),
+        ("POST", "/v1/completions", {"content": pieces(), "headers": headers}),
+        ("POST", "/v1/completions", {"json": {"prompt": "x" * 800}}),
+    )
+    assert [answer.status_code for answer in answers] == [413, 413, 200]
+    for answer in answers[:2]:
+        assert "larger than 1000 bytes" in answer.json()["error"]["message"]
+
+
+def test_full_queue_says_when_to_come_back(make: Maker) -> None:
+    server = make(forever, engine={"max_num_seqs": 1}, max_waiting=0)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://test") as client:
+            body = {"prompt": "x", "max_tokens": 4000}
+            first = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            while not server.engine.running:
+                await asyncio.sleep(0.002)
+            refused = await client.post("/v1/completions", json={**body, "stream": True})
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_failed_request_says_so_and_others_go_on(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make()
+    good = server.engine._advance
+    failing: set[str] = set()
+
+    def advance(req_id: str, request: Any) -> Any:
+        server.engine.failing = dict.fromkeys(failing, "OutOfMemory: no memory")
+        return good(req_id, request)
+
+    add = server.engine.add_request
+
+    def add_request(req_id: str, prompt: Any, params: Any, **options: Any) -> None:
+        add(req_id, prompt, params, **options)
+        if params.seed == 13:
+            failing.add(req_id)
+
+    server.engine._advance = advance  # type: ignore[method-assign]
+    server.engine.add_request = add_request  # type: ignore[method-assign]
+    whole, streamed, other = server.ask(
+        ("POST", "/v1/completions", {"json": {"prompt": "x", "seed": 13}}),
+        ("POST", "/v1/completions", {"json": {"prompt": "x", "seed": 13, "stream": True}}),
+        ("POST", "/v1/completions", {"json": {"prompt": "x"}}),
+    )
+    assert whole.status_code == 500
+    assert "OutOfMemory: no memory" in whole.json()["error"]["message"]
+    assert read_events(streamed.text)[-1]["error"]["type"] == "internal_error"
+    assert other.json()["choices"][0]["text"] == "fine"
+    assert 'finished_reason="error",model_name="toy"} 2.0' in server.get("/metrics").text
+
+
+def test_health_of_a_stuck_and_of_a_dead_loop(make: Maker) -> None:
+    release = threading.Event()
+    server = make(engine={"on_step": lambda: release.wait(10) and None}, stall_timeout_s=0.05)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://test") as client:
+            assert (await client.get("/health")).status_code == 200
+            waiting = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "x"}))
+            await asyncio.sleep(0.2)
+            for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+                stuck = await client.request(method, path)
+                assert stuck.status_code == 503
+                assert "stuck" in stuck.json()["error"]["message"]
+            refused = await client.post("/v1/completions", json={"prompt": "x"})
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+            release.set()
+            assert (await waiting).json()["choices"][0]["text"] == "fine"
+
+    asyncio.run(run())
+    until(lambda: server.get("/health").status_code == 200)
+
+    def die() -> None:
+        raise IndexError("a defect")
+
+    server.engine.on_step = die
+    died = server.post("/v1/completions", {"prompt": "x"})
+    assert died.status_code == 503
+    assert "the engine died" in died.json()["error"]["message"]
+    assert server.get("/health").status_code == 503
+
+
+def test_shutdown_ends_streams_with_an_event(make: Maker) -> None:
+    server = make(forever, engine={"on_step": lambda: time.sleep(0.001)})
+
+    async def run() -> tuple[httpx.Response, httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://test") as client:
+            body = {"prompt": "x", "max_tokens": 4000}
+            whole = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            streamed = asyncio.ensure_future(client.post("/v1/completions", json={**body, "stream": True}))
+            while len(server.engine.running) < 2:
+                await asyncio.sleep(0.002)
+            await asyncio.to_thread(server.llm.shutdown)
+            return await whole, await streamed
+
+    whole, streamed = asyncio.run(run())
+    assert whole.status_code == 503
+    last = read_events(streamed.text)[-1]
+    assert last["error"] == {
+        "message": "the engine was shut down",
+        "type": "service_unavailable_error",
+        "param": None,
+        "code": None,
+    }
+    assert server.engine.running == {}
+
+
+def test_metrics(make: Maker) -> None:
+    server = make("Once upon a time")
+    server.post("/v1/completions", {"prompt": ["a", "b"], "n": 2})
+    server.post("/v1/completions", {"prompt": "a", "stream": True})
+    text = server.get("/metrics").text
+    for line in (
+        'deltaic:num_requests_running{model_name="toy"} 0.0',
+        'deltaic:num_requests_waiting{model_name="toy"} 0.0',
+        'deltaic:kv_cache_usage_perc{model_name="toy"} 0.0',
+        'deltaic:request_success_total{finished_reason="length",model_name="toy"} 5.0',
+        'deltaic:time_to_first_token_seconds_count{model_name="toy"} 3.0',
+        'deltaic:inter_token_latency_seconds_count{model_name="toy"} 3.0',
+        'deltaic:e2e_request_latency_seconds_count{model_name="toy"} 3.0',
+        'deltaic:request_prompt_tokens_sum{model_name="toy"} 3.0',
+        'deltaic:generation_tokens_total{model_name="toy"} 20.0',
+        'deltaic:prefix_cache_queries_total{model_name="toy"} 0.0',
+        'deltaic:num_preemptions_total{model_name="toy"} 0.0',
+    ):
+        assert line in text, "\n".join(found for found in text.splitlines() if found.startswith(line.split("{")[0]))
+
+
+def test_defect_is_logged_and_not_told(make: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    server = make()
+    server.llm.render_chat = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
+    answer = server.post("/v1/chat/completions", {"messages": HI})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "internal error; the server's log has the details"
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_openapi_has_every_path(make: Maker) -> None:
+    paths = make().get("/openapi.json").json()["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health"} <= set(
+        paths
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_body_bytes": 0}, {"api_keys": [""]}, {"api_keys": ["ü"]}, {"served_model_names": ["a\n"]}]
+)
+def test_bad_settings(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+        ServerSettings(**options)
