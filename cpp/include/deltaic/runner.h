@@ -60,9 +60,9 @@ struct GdnMetadataView {
   int num_prefills = 0;
   int num_decode_tokens = 0;
   int num_prefill_tokens = 0;
-  std::vector<std::int32_t> state_indices;          // decodes, then prefills
+  std::vector<std::int32_t> state_indices;  // decodes, then prefills
   std::vector<std::int32_t> prefill_state_indices;
-  std::vector<bool> has_initial_state;              // every row
+  std::vector<bool> has_initial_state;                // every row
   std::vector<std::int32_t> prefill_query_start_loc;  // rebased to the first prefill token
 };
 
@@ -86,7 +86,8 @@ class ModelRunner {
   // Reads a checkpoint folder. Throws InvalidArgument, Unsupported or OutOfMemory.
   ModelRunner(const std::filesystem::path& checkpoint, const KVCacheConfig& kv_cache, const RunnerOptions& options);
   // Takes the weights from memory.
-  ModelRunner(const ModelConfig& model, const TensorMap& tensors, const KVCacheConfig& kv_cache, const RunnerOptions& options);
+  ModelRunner(const ModelConfig& model, const TensorMap& tensors, const KVCacheConfig& kv_cache,
+              const RunnerOptions& options);
   ~ModelRunner();
   ModelRunner(ModelRunner&&) noexcept;
   ModelRunner& operator=(ModelRunner&&) noexcept;

@@ -18,8 +18,8 @@ struct NewRequestData {
   std::string req_id;
   std::vector<std::int32_t> prompt_token_ids;
   SamplingParams sampling_params;
-  std::vector<std::vector<int>> block_ids;  // one list a KV-cache group, in the order of KVCacheConfig::groups
-  int num_computed_tokens = 0;              // tokens that a prefix hit gives
+  std::vector<std::vector<int>> block_ids;      // one list a KV-cache group, in the order of KVCacheConfig::groups
+  int num_computed_tokens = 0;                  // tokens that a prefix hit gives
   std::vector<std::int32_t> prefill_token_ids;  // prompt + output known at admission; empty: the prompt
 };
 
