@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deltaic.chat import Message
+from deltaic.chat import Message, ToolFormat
 from deltaic.engine import EngineStats
 from deltaic.engine_config import EngineConfig
 from deltaic.input_processor import EngineInput, InputProcessor, Prompt
@@ -208,6 +208,10 @@ class AsyncLLM:
     def render_chat(self, messages: Sequence[Message], **chat_options: Any) -> str:
         """Return the text that the model is given for one conversation; chat_options are those of LLM.chat."""
         return self._text.render_chat(messages, **chat_options)
+
+    def tool_format(self) -> ToolFormat | None:
+        """Return how the model's own template asks for calls of tools; None when it does not."""
+        return self._text.tool_format()
 
     def stats(self) -> EngineStats:
         """Return the engine's figures after its last step."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
@@ -19,6 +19,8 @@ from deltaic import _core
 from deltaic.checkpoint import one_line, read_json
 
 Message = Mapping[str, Any]
+
+ToolFormat = Literal["json", "tags"]  # within <tool_call>: a JSON object, or <function=...> and <parameter=...>
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Put behind the final message to find its end; the space shows whether the template trims.
@@ -46,6 +48,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
+            self._source = source
             self._names = jinja2.meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -54,6 +57,13 @@ class ChatTemplate:
     @property
     def takes_tools(self) -> bool:
         return "tools" in self._names
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """Return how the template asks for calls; None when it asks for none that is known."""
+        if not self.takes_tools or "<tool_call>" not in self._source:
+            return None
+        return "tags" if "<function=" in self._source else "json"
 
     def render(
         self,

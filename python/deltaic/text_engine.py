@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deltaic.chat import ChatTemplate, Message, find_chat_template
+from deltaic.chat import ChatTemplate, Message, ToolFormat, find_chat_template
 from deltaic.checkpoint import default_sampling_fields, eos_token_ids, resolve_model
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
@@ -71,6 +71,10 @@ class TextEngine:
             continue_final_message=continue_final_message,
             special_tokens=self.get_tokenizer().special_tokens_map,
         )
+
+    def tool_format(self) -> ToolFormat | None:
+        """Return how the model's own template asks for calls of tools; None when it does not."""
+        return self._template(None, for_tools=True).tool_format
 
     def _template(self, source: str | None, *, for_tools: bool) -> ChatTemplate:
         if source is not None:

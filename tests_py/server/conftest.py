@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,9 @@ def make(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Iterator[Make
 @pytest.fixture
 def thinking_model(tmp_path: Path, default_model: Path) -> Path:
     """Return the bundled model's folder, without weights, with a template that opens the reasoning."""
-    folder = tmp_path / "thinking"
-    folder.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(default_model / name, folder)
-    (folder / "chat_template.jinja").write_text(
+    return with_template(
+        tmp_path,
+        default_model,
         "{%- if messages[0].role != 'user' and messages[0].role != 'system' %}"
         "{{- raise_exception('No user query found in messages.') }}{%- endif %}"
         "{%- for message in messages %}"
@@ -73,6 +71,32 @@ def thinking_model(tmp_path: Path, default_model: Path) -> Path:
         "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}"
         "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
         "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}"
-        "{%- else %}{{- '<think>\\n' }}{%- endif %}{%- endif %}"
+        "{%- else %}{{- '<think>\\n' }}{%- endif %}{%- endif %}",
     )
+
+
+def with_template(folder: Path, default_model: Path, template: str) -> Path:
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(default_model / name, folder)
+    (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+_HISTORY = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}"
+    "{%- for call in message.tool_calls or [] %}{{- '<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}"
+    "{%- endfor %}{{- '<|im_end|>\\n' }}{%- endfor %}{{- '<|im_start|>assistant\\n' }}"
+)
+_TOOLS = {
+    "json": "{%- if tools %}{{- 'Tools: ' + (tools | tojson) + ' Answer <tool_call>{...}\\n' }}{%- endif %}",
+    "tags": "{%- if tools %}{{- 'Tools: ' + (tools | tojson) + ' Answer <tool_call><function=...>\\n' }}{%- endif %}",
+    "unknown": "{%- if tools %}{{- 'Tools: ' + (tools | tojson) + ' Answer [TOOL_CALLS]\\n' }}{%- endif %}",
+}
+
+
+@pytest.fixture
+def tool_model(tmp_path: Path, default_model: Path) -> Callable[[str], Path]:
+    """Return the bundled model's folder, without weights, with a template that asks for calls in a format."""
+    return lambda form: with_template(
+        tmp_path, default_model, _TOOLS[form] + (_HISTORY if form != "unknown" else "{{- messages[0].content }}")
+    )

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def split(pieces: list[str], *, opened: bool) -> tuple[str, str]:
-    splitter = ReasoningSplitter(opened=opened)
+def split(pieces: list[str], *, opened: bool, until: str | None = None) -> tuple[str, str]:
+    splitter = ReasoningSplitter(opened=opened, until=until)
     parts = [splitter.feed(piece) for piece in pieces] + [splitter.end()]
     return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
 
@@ -38,14 +38,24 @@ def test_texts(text: str, opened: bool, reasoning: str, content: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "a", "<", "</", "think", ">", "</thi"]), max_size=12),
+    st.lists(
+        st.sampled_from(["<think>", "</think>", "\n", " ", "a", "<a>", "<", "</", "think", ">", "</thi"]), max_size=12
+    ),
     st.booleans(),
+    st.sampled_from([None, "<a>", "think>"]),
     st.integers(1, 5),
 )
-def test_cuts_do_not_matter(words: list[str], opened: bool, size: int) -> None:
+def test_cuts_do_not_matter(words: list[str], opened: bool, until: str | None, size: int) -> None:
     text = "".join(words)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    assert split(pieces, opened=opened) == split([text], opened=opened) == split(words, opened=opened)
+    whole = split([text], opened=opened, until=until)
+    assert split(pieces, opened=opened, until=until) == whole
+    assert split(words, opened=opened, until=until) == whole
+
+
+def test_tag_that_ends_the_reasoning_too() -> None:
+    assert split(["Hm. <call>x</think>"], opened=True, until="<call>") == ("Hm.", "<call>x</think>")
+    assert split(["Hm.</think> <call>x"], opened=True, until="<call>") == ("Hm.", "<call>x")
 
 
 def test_prompts_that_open_the_reasoning() -> None:

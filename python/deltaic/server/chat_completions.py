@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +16,7 @@ from deltaic.input_processor import EngineInput
 from deltaic.outputs import CompletionOutput
 from deltaic.server.errors import client_errors
 from deltaic.server.protocol import (
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -24,12 +27,14 @@ from deltaic.server.protocol import (
     ChatMessage,
     ChatOptions,
     TokenizeBody,
+    ToolCall,
     TopLogprob,
 )
 from deltaic.server.reasoning import ReasoningSplitter, opens_reasoning
 from deltaic.server.responses import EventStream, unless_disconnected
 from deltaic.server.serving import Serving, TokenCounts, now, sampling_params
 from deltaic.server.token_text import finite, token_name
+from deltaic.server.tool_calls import OPEN, ToolCallSplitter, check_tools
 from deltaic.tokenizer import Tokenizer
 
 
@@ -55,12 +60,19 @@ async def _answer(serving: Serving, body: ChatCompletionBody) -> Response:
     return Response(await answer.whole(stream), media_type="application/json")
 
 
+def tools_of(body: ChatOptions | TokenizeBody) -> list[dict[str, Any]] | None:
+    """Return the tools that the model may call."""
+    return None if getattr(body, "tool_choice", None) == "none" else body.tools or None
+
+
 def render(llm: AsyncLLM, body: ChatOptions | TokenizeBody) -> str:
     """Return the text that a body's messages become."""
     continued = body.continue_final_message is True
+    tools = tools_of(body)
+    check_tools(tools or [])
     return llm.render_chat(
         body.messages or [],
-        tools=body.tools or None,
+        tools=tools,
         add_generation_prompt=not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continued,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -78,8 +90,8 @@ def _input(llm: AsyncLLM, body: ChatCompletionBody) -> EngineInput:
     if body.tool_choice not in (None, "none", "auto"):
         raise _core.Unsupported("tool_choice must be none or auto: this version of deltaic forces no call")
     prompt = render(llm, body)
-    if body.tools:
-        raise _core.Unsupported("tools is not supported by this version of the server; leave it out")
+    if tools_of(body) is not None and llm.tool_format() is None:
+        raise _core.Unsupported("tools: the model's chat template asks for calls in a form that is not known")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is None and "max_tokens" not in llm.default_fields:
         max_tokens = llm.max_model_len  # up to the context
@@ -87,6 +99,46 @@ def _input(llm: AsyncLLM, body: ChatCompletionBody) -> EngineInput:
         llm, body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None
     )
     return llm.inputs.process(prompt, params, add_special_tokens=body.add_special_tokens is True)
+
+
+@dataclass(slots=True)
+class _Said:
+    """A piece of an answer, or all of it."""
+
+    reasoning: str
+    content: str
+    tool_calls: list[ToolCall]
+
+
+class _Parser:
+    """Tell apart, piece by piece, what one completion thinks, says and calls."""
+
+    def __init__(self, reasoning: ReasoningSplitter, calls: ToolCallSplitter | None) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._num_calls = 0
+
+    def read(self, text: str, *, ended: bool) -> _Said:
+        reasoning, content = self._reasoning.feed(text)
+        if ended:
+            last_reasoning, last_content = self._reasoning.end()
+            reasoning, content = reasoning + last_reasoning, content + last_content
+        if self._calls is None:
+            return _Said(reasoning, content, [])
+        content, found = self._calls.feed(content)
+        if ended:
+            content += self._calls.end()
+        calls = []
+        for call in found:
+            function = CalledFunction(name=call.name, arguments=call.arguments)
+            call_id = f"call_{uuid.uuid4().hex[:24]}"
+            calls.append(ToolCall(index=self._num_calls, id=call_id, type="function", function=function))
+            self._num_calls += 1
+        return _Said(reasoning, content, calls)
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        reason = completion.finish_reason
+        return "tool_calls" if reason == "stop" and self._num_calls else reason
 
 
 class _Answer:
@@ -99,22 +151,37 @@ class _Answer:
         self._frame: dict[str, Any] = {"id": name, "created": now(), "model": body.model or serving.model_name}
         self._tokenizer = serving.llm.get_tokenizer()
         opened = opens_reasoning(given.prompt or "", _continued_text(body))
-        self._splitters = [ReasoningSplitter(opened=opened) for _ in range(given.sampling_params.n)]
+        tools, form = tools_of(body), None
+        if tools is not None:
+            form = serving.llm.tool_format()
+        self._parsers = [
+            _Parser(
+                ReasoningSplitter(opened=opened, until=None if form is None else OPEN),
+                None if form is None else ToolCallSplitter(form, tools or []),
+            )
+            for _ in range(given.sampling_params.n)
+        ]
         self._counts = TokenCounts([given])
 
     async def whole(self, stream: OutputStream) -> str:
         choices = []
         async for completion in self._completions(stream):
-            reasoning, content = self._split(completion)
+            parser = self._parsers[completion.index]
+            said = parser.read(completion.text, ended=True)
+            content = None if said.tool_calls and not said.content else said.content
             message = ChatMessage(role="assistant", content=content, refusal=None)
-            if reasoning:
-                message.reasoning_content = reasoning
+            if said.reasoning:
+                message.reasoning_content = said.reasoning
+            if said.tool_calls:
+                message.tool_calls = [
+                    ToolCall(id=call.id, type="function", function=call.function) for call in said.tool_calls
+                ]
             choices.append(
                 ChatChoice(
                     index=completion.index,
                     message=message,
                     logprobs=self._logprobs(completion),
-                    finish_reason=completion.finish_reason,
+                    finish_reason=parser.finish_reason(completion),
                     stop_reason=completion.stop_reason,
                 )
             )
@@ -124,15 +191,17 @@ class _Answer:
         ).model_dump_json(exclude_unset=True)
 
     async def events(self, stream: OutputStream) -> AsyncGenerator[str, None]:
-        for index in range(len(self._splitters)):
+        for index in range(len(self._parsers)):
             yield self._event(index, ChatMessage(role="assistant", content=""), None)
         async for completion in self._completions(stream):
-            reasoning, content = self._split(completion)
-            delta: dict[str, str] = {}
-            if reasoning:
-                delta["reasoning_content"] = reasoning
-            if content:
-                delta["content"] = content
+            said = self._parsers[completion.index].read(completion.text, ended=completion.finished)
+            delta: dict[str, Any] = {}
+            if said.reasoning:
+                delta["reasoning_content"] = said.reasoning
+            if said.content:
+                delta["content"] = said.content
+            if said.tool_calls:
+                delta["tool_calls"] = said.tool_calls
             logprobs = self._logprobs(completion)
             if delta or logprobs or completion.finish_reason:
                 yield self._event(completion.index, ChatMessage(**delta), completion, logprobs)
@@ -150,7 +219,7 @@ class _Answer:
             index=index,
             delta=delta,
             logprobs=logprobs,
-            finish_reason=None if completion is None else completion.finish_reason,
+            finish_reason=None if completion is None else self._parsers[index].finish_reason(completion),
             stop_reason=None if completion is None else completion.stop_reason,
         )
         return self._chunk([choice])
@@ -172,14 +241,6 @@ class _Answer:
                     yield completion
         finally:
             await outputs.aclose()
-
-    def _split(self, completion: CompletionOutput) -> tuple[str, str]:
-        splitter = self._splitters[completion.index]
-        reasoning, content = splitter.feed(completion.text)
-        if completion.finished:
-            last_reasoning, last_content = splitter.end()
-            reasoning, content = reasoning + last_reasoning, content + last_content
-        return reasoning, content
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if not completion.logprobs:

@@ -201,12 +201,25 @@ class ChatLogprobs(BaseModel):
     content: list[ChatLogprob]
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    index: int | None = None  # in streams
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     """A message, or of a stream what is new of it."""
 
     role: str = "assistant"
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
     refusal: str | None = None
 
 

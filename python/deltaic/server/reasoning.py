@@ -13,7 +13,9 @@ class ReasoningSplitter:
     depend on how the text is cut into pieces.
     """
 
-    def __init__(self, *, opened: bool) -> None:
+    def __init__(self, *, opened: bool, until: str | None = None) -> None:
+        """Take whether the prompt opened the reasoning, and a tag that ends it too and begins the content."""
+        self._ends = [_CLOSE] if until is None else [_CLOSE, until]
         self._in_reasoning = opened
         self._may_open = not opened
         self._after_close = False
@@ -33,13 +35,15 @@ class ReasoningSplitter:
             else:
                 self._may_open = False
         if self._in_reasoning:
-            end = self._held.find(_CLOSE)
-            if end >= 0:
+            found = [(start, tag) for tag in self._ends if (start := self._held.find(tag)) >= 0]
+            if found:
+                end, tag = min(found)
                 reasoning = self._take_reasoning(self._held[:end].rstrip())
-                self._held = self._held[end + len(_CLOSE) :]
+                self._held = self._held[end + (len(_CLOSE) if tag == _CLOSE else 0) :]
                 self._in_reasoning, self._after_close, self._started = False, True, False
             else:
-                safe = self._held[: len(self._held) - _num_open_chars(self._held, _CLOSE)].rstrip()
+                num_held = max(num_open_chars(self._held, tag) for tag in self._ends)
+                safe = self._held[: len(self._held) - num_held].rstrip()
                 reasoning = self._take_reasoning(safe)
                 self._held = self._held[len(safe) :]
                 return reasoning, ""
@@ -62,7 +66,7 @@ class ReasoningSplitter:
         return "", held
 
 
-def _num_open_chars(text: str, tag: str) -> int:
+def num_open_chars(text: str, tag: str) -> int:
     """Return how many of the last characters may be the start of a tag."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
