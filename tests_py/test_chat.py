@@ -63,6 +63,9 @@ def test_template_is_the_file_before_the_one_in_the_config(tmp_path: Path, defau
     assert find_chat_template(tmp_path) == "inline"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert find_chat_template(tmp_path) == "file"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja cannot be read: 'utf-8' codec"):
+        find_chat_template(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
     with pytest.raises(ValueError, match="must be a string"):

@@ -6,27 +6,32 @@ from types import SimpleNamespace
 
 import pytest
 from deltaic import checkpoint
-from deltaic.checkpoint import default_sampling_fields, eos_token_ids, resolve_model
+from deltaic.checkpoint import default_sampling_fields, eos_token_ids, read_json, resolve_model
 from deltaic.sampling_params import SamplingParams
 
 
 def test_end_of_sequence_ids_come_from_all_files(tmp_path: Path, default_model: Path) -> None:
-    assert eos_token_ids(default_model, 4095) == [4093, 4095]
+    assert eos_token_ids(default_model, 4095, 4096) == [4093, 4095]
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 1, "text_config": {"eos_token_id": 2}}))
-    assert eos_token_ids(tmp_path, None) == [2]
-    assert eos_token_ids(tmp_path, 4095) == [2, 4095]
+    assert eos_token_ids(tmp_path, None, 4096) == [2]
+    assert eos_token_ids(tmp_path, 4095, 4096) == [2, 4095]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
-    assert eos_token_ids(tmp_path, None) == [7, 8]
+    assert eos_token_ids(tmp_path, None, 4096) == [7, 8]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": "<end>"}))
     with pytest.raises(ValueError, match="eos_token_id"):
-        eos_token_ids(tmp_path, None)
+        eos_token_ids(tmp_path, None, 4096)
+
+
+def test_end_of_sequence_ids_without_a_row_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 100, 10**30]}))
+    assert eos_token_ids(tmp_path, 101, 100) == [5]
 
 
 @pytest.mark.parametrize("value", ["<end>", [1, "2"], -1, True, {"id": 1}])
 def test_end_of_sequence_id_that_is_none_is_refused(tmp_path: Path, value: object) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(ValueError, match="eos_token_id"):
-        eos_token_ids(tmp_path, None)
+        eos_token_ids(tmp_path, None, 4096)
 
 
 def test_generation_config_sets_the_defaults(default_model: Path, tmp_path: Path) -> None:
@@ -38,6 +43,21 @@ def test_generation_config_sets_the_defaults(default_model: Path, tmp_path: Path
     assert params == SamplingParams(temperature=0, max_tokens=2048, repetition_penalty=1.05)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("temperature", "hot"), ("max_new_tokens", 2.5), ("top_p", 7), ("top_k", [1])]
+)
+def test_default_that_is_refused_is_an_error_of_the_file(tmp_path: Path, field: str, value: object) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({field: value}))
+    with pytest.raises(ValueError, match=r"generation_config\.json: (temperature|max_tokens|top_p|top_k) must be"):
+        default_sampling_fields(tmp_path)
+
+
+def test_json_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}")
+    with pytest.raises(ValueError, match=r"config\.json cannot be read: maximum recursion depth"):
+        read_json(tmp_path / "config.json")
+
+
 def test_model_is_a_folder_or_the_bundled_one(default_model: Path, tmp_path: Path) -> None:
     assert resolve_model(None) == default_model
     assert resolve_model(str(default_model)) == resolve_model(default_model) == default_model
@@ -45,6 +65,8 @@ def test_model_is_a_folder_or_the_bundled_one(default_model: Path, tmp_path: Pat
         resolve_model(tmp_path)
     with pytest.raises(ValueError, match="is a file"):
         resolve_model(default_model / "config.json")
+    with pytest.raises(ValueError, match="model must be a folder or a hub id, got ''"):
+        resolve_model("")
     for missing in ("/no/such/folder", "./nothing", "nothing", Path("owner/name"), "a/b/c", "../x/y"):
         with pytest.raises(ValueError, match="does not exist"):
             resolve_model(missing)

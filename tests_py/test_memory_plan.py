@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -116,3 +117,40 @@ def test_state_memory_does_not_depend_on_the_number_of_blocks() -> None:
 
 def test_available_memory_is_a_sane_number() -> None:
     assert 1 << 20 < available_memory_bytes() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "num_blocks",
+        "num_snapshot_slots",
+        "num_threads",
+        "long_prefill_token_threshold",
+        "kv_cache_memory_bytes",
+    ],
+)
+def test_numbers_beyond_what_the_core_counts_with_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at most [0-9]+, got {10**20}"):
+        EngineConfig(**{name: 10**20})
+
+
+def test_context_shorter_than_a_block_is_kept(tmp_path: Path) -> None:
+    config = json.loads((PARITY / "qwen3_5" / "fp32" / "config.json").read_text())
+    text_config = config.get("text_config", config)
+    text_config["max_position_embeddings"] = 5
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes, _ = plan_sizes(_core.load_model_config(tmp_path), EngineConfig(kv_cache_memory_bytes=64 << 20))
+    assert sizes.max_model_len == 5
+    sizes, _ = plan_sizes(
+        _core.load_model_config(PARITY / "qwen3_5" / "fp32"), EngineConfig(block_size=8192, mamba_block_size=8192)
+    )
+    assert sizes.max_model_len == 4096
+
+
+def test_a_step_has_no_more_tokens_than_the_requests(hybrid: _core.ModelConfig) -> None:
+    config = EngineConfig(max_num_batched_tokens=2**31 - 1, max_num_seqs=3, max_model_len=100)
+    assert plan_sizes(hybrid, config)[0].max_num_batched_tokens == 300

@@ -291,3 +291,13 @@ def test_stop_ids_of_the_model_and_of_the_request_are_both_masked() -> None:
     """D103, D84: neither set replaces the other, and min_tokens masks both, ignored or not."""
     assert SamplingParams(stop_token_ids=[1]).to_core([2, 3]).stop_token_ids == [1, 2, 3]
     assert SamplingParams(ignore_eos=True, min_tokens=4).to_core([2, 3]).stop_token_ids == [2, 3]
+
+
+def test_numbers_beyond_float32_are_refused_or_mean_their_limit() -> None:
+    """A double that float32 turns into 0 or infinity is not left to the core."""
+    for value in (1e39, 1e-40):
+        with pytest.raises(ValueError, match="repetition_penalty must be a finite number"):
+            SamplingParams(repetition_penalty=value)
+    core = SamplingParams(top_p=1e-50, min_p=1e-50).to_core()
+    assert 0.0 < core.top_p < 1e-37
+    _core.validate_sampling_params(core, 4096)

@@ -114,7 +114,10 @@ def find_chat_template(folder: Path, *, for_tools: bool = False) -> str | None:
     """
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
     found = read_json(folder / "tokenizer_config.json").get("chat_template")
     if found is None:
         found = read_json(folder / "chat_template.json").get("chat_template")

@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from deltaic.sampling_params import SamplingParams
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 # generation_config.json -> SamplingParams
@@ -34,6 +36,8 @@ def resolve_model(model: str | Path | None) -> Path:
     """
     if model is None:
         return default_model_folder()
+    if not str(model):
+        raise ValueError("model must be a folder or a hub id, got ''")
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -61,18 +65,27 @@ def _download(hub_id: str) -> Path:
 
 
 def default_sampling_fields(folder: Path) -> dict[str, Any]:
-    """Return what generation_config.json sets of SamplingParams; do_sample = false means temperature 0."""
-    config = read_json(folder / "generation_config.json")
+    """Return what generation_config.json sets of SamplingParams; do_sample = false means temperature 0.
+
+    ValueError names the file for a value that SamplingParams refuses.
+    """
+    path = folder / "generation_config.json"
+    config = read_json(path)
     found = {ours: config[theirs] for theirs, ours in _SAMPLING_FIELDS.items() if config.get(theirs) is not None}
     if config.get("do_sample") is False:
         found["temperature"] = 0.0
+    try:
+        SamplingParams.from_optional(found)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
     return found
 
 
-def eos_token_ids(folder: Path, tokenizer_eos: int | None) -> list[int]:
+def eos_token_ids(folder: Path, tokenizer_eos: int | None, vocab_size: int) -> list[int]:
     """Return the end-of-sequence ids of a checkpoint, sorted.
 
-    generation_config.json decides, else config.json; the tokenizer's own always belongs to them.
+    generation_config.json decides, else config.json; the tokenizer's own always belongs to them. Those that a model
+    cut down to `vocab_size` rows can never choose are left out. ValueError for what is no token id.
     """
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
@@ -89,7 +102,7 @@ def eos_token_ids(folder: Path, tokenizer_eos: int | None) -> list[int]:
                 raise ValueError(f"eos_token_id of {folder} must be a token id or a list of them, got {value!r}")
             found.update(ids)
             break
-    return sorted(found)
+    return sorted(i for i in found if i < vocab_size)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -98,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+MAX_NUM_THREADS = 4096
+_INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1  # what the core counts with
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,13 @@ class EngineConfig:
             raise NotImplementedError(
                 f"speculative_tokens must be 0 or 'auto', got {self.speculative_tokens!r}: drafts are not supported yet"
             )
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("block_size", "mamba_block_size"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("num_threads", "num_snapshot_slots", "long_prefill_token_threshold"):
-            _check_at_least(name, getattr(self, name), 0)
-        _check_at_least("num_blocks", self.num_blocks, 2)
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "mamba_block_size"):
+            _check_range(name, getattr(self, name), 1, _INT32_MAX)
+        for name in ("num_snapshot_slots", "long_prefill_token_threshold"):
+            _check_range(name, getattr(self, name), 0, _INT32_MAX)
+        _check_range("num_threads", self.num_threads, 0, MAX_NUM_THREADS)
+        _check_range("num_blocks", self.num_blocks, 2, _INT32_MAX)
+        _check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _INT64_MAX)
         if self.mamba_block_size % self.block_size:
             raise ValueError(
                 f"mamba_block_size must be a multiple of block_size, got {self.mamba_block_size} and {self.block_size}"
@@ -67,10 +69,12 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def _check_at_least(name: str, value: object, minimum: int) -> None:
+def _check_range(name: str, value: object, minimum: int, maximum: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name} must be an integer, got {value!r}")
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if value > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {value}")

@@ -40,7 +40,7 @@ def plan_sizes(model: _core.ModelConfig, config: EngineConfig) -> tuple[Schedule
     kv_cache = _fit(model, config, options)
     sizes = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=_max_num_batched_tokens(config, options.max_model_len),
+        max_num_batched_tokens=_max_num_batched_tokens(config, options),
         max_model_len=options.max_model_len,
         block_size=config.block_size,
         mamba_block_size=config.mamba_block_size if has_recurrent_layers else 0,
@@ -54,12 +54,12 @@ def plan_sizes(model: _core.ModelConfig, config: EngineConfig) -> tuple[Schedule
     return sizes, kv_cache
 
 
-def _max_num_batched_tokens(config: EngineConfig, max_model_len: int) -> int:
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    if config.enable_chunked_prefill:
-        return DEFAULT_MAX_NUM_BATCHED_TOKENS
-    return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_model_len)
+def _max_num_batched_tokens(config: EngineConfig, options: _core.MemoryPlanOptions) -> int:
+    """Return the most tokens of a step: never more than all requests have, as the runner's buffers are as large."""
+    wanted = config.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS
+    if config.max_num_batched_tokens is None and not config.enable_chunked_prefill:
+        wanted = max(wanted, options.max_model_len)
+    return min(wanted, options.max_num_seqs * options.max_model_len)
 
 
 def _fit(model: _core.ModelConfig, config: EngineConfig, options: _core.MemoryPlanOptions) -> _core.KVCacheConfig:
@@ -69,7 +69,7 @@ def _fit(model: _core.ModelConfig, config: EngineConfig, options: _core.MemoryPl
     options.max_model_len, options.max_num_seqs = wanted_len, wanted_seqs
     # Running requests take state slots before anything else, so first see that there are not too many of them.
     while True:
-        options.max_model_len = wanted_len if config.max_model_len is not None else config.block_size
+        options.max_model_len = wanted_len if config.max_model_len is not None else min(config.block_size, wanted_len)
         try:
             kv_cache = _core.plan_kv_cache(model, options)
             break

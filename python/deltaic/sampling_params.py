@@ -16,6 +16,7 @@ MAX_TEMPERATURE = 2.0
 MIN_TEMPERATURE = 0.01  # below it, logits / temperature overflows before it changes a choice
 MAX_LOGIT_BIAS = 100.0
 _INT32_MAX = 2**31 - 1
+_FLOAT32_MIN, _FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the core samples in float32
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -82,13 +83,19 @@ class SamplingParams:
             self._set(name, _float(name, getattr(self, name), "[-2, 2]", lambda x: -2 <= x <= 2))
         self._set(
             "repetition_penalty",
-            _float("repetition_penalty", self.repetition_penalty, "(0, inf)", lambda x: x > 0),
+            _float(
+                "repetition_penalty",
+                self.repetition_penalty,
+                "(0, inf) of float32",
+                lambda x: _FLOAT32_MIN <= x <= _FLOAT32_MAX,
+            ),
         )
         temperature = _float(
             "temperature", self.temperature, f"[0, {MAX_TEMPERATURE:g}]", lambda x: 0 <= x <= MAX_TEMPERATURE
         )
         self._set("temperature", max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0)
-        self._set("top_p", _float("top_p", self.top_p, "(0, 1]", lambda x: 0 < x <= 1))
+        top_p = _float("top_p", self.top_p, "(0, 1]", lambda x: 0 < x <= 1)
+        self._set("top_p", max(top_p, _FLOAT32_MIN))  # any so small keeps the likeliest token alone
         self._set("top_k", max(_int("top_k", self.top_k, -1), 0))
         self._set("min_p", _float("min_p", self.min_p, "[0, 1]", lambda x: 0 <= x <= 1))
         if self.seed is not None:

@@ -29,10 +29,10 @@ class TextEngine:
         self.model_folder = resolve_model(model)
         self.tokenizer = load_tokenizer(self.model_folder)
         tokenizer_eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        self._eos_token_ids = eos_token_ids(self.model_folder, tokenizer_eos)
         self.default_fields = default_sampling_fields(self.model_folder)
         self.default_params = SamplingParams.from_optional(self.default_fields)
         self.engine = Engine.from_checkpoint(self.model_folder, config)
+        self._eos_token_ids = eos_token_ids(self.model_folder, tokenizer_eos, self.engine.vocab_size)
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=self.engine.vocab_size,
