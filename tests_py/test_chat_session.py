@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from deltaic.chat_session import ChatSession
 from deltaic.sampling_params import SamplingParams
 
@@ -79,6 +80,12 @@ def test_interrupt_at_the_prompt_does_not_leave() -> None:
     _, _, out, notes = converse(KeyboardInterrupt, "Hi")
     assert out == "You said: Hi\n"
     assert "Ctrl-D" in notes[0]
+
+
+@pytest.mark.parametrize("line", [KeyboardInterrupt, "interrupt"])
+def test_interrupt_ends_a_session_on_a_pipe(line: str | type[BaseException]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        converse(line, "Hi", interactive=False)
 
 
 def test_message_that_cannot_be_answered_is_taken_back() -> None:

@@ -188,6 +188,24 @@ def test_reader_that_goes_away_ends_it_quietly() -> None:
     assert (process.wait(timeout=60), err) == (1, b"")
 
 
+@pytest.mark.parametrize(
+    ("closed", "args", "code", "words"),
+    [
+        ("<&-", ["generate", "-"], 1, "the prompt must hold at least 1 token"),
+        (">&-", ["generate", "x", "--max-tokens", "2"], 0, ""),
+        ("2>&-", ["generate", "x", "--max-tokens", "0"], 2, ""),
+        ("<&- >&- 2>&-", ["generate", "x", "--max-tokens", "2", "--stats"], 0, ""),
+        ("<&-", ["chat", "--max-tokens", "2"], 0, ""),
+    ],
+)
+def test_closed_streams_are_no_defect(closed: str, args: list[str], code: int, words: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *DELTAIC, *args]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (code, "")
+    assert words in found.stderr
+    assert found.stderr.count("\n") == bool(words)
+
+
 def test_weights_are_mapped_and_held_once(tmp_path: Path) -> None:
     """Peak memory stays under 1.3 x the file, the caches and 200 MB."""
     folder = write_checkpoint(

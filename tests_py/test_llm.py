@@ -128,6 +128,12 @@ def test_each_prompt_may_have_its_own_parameters(make: Maker) -> None:
         llm.generate(["a", "b"], [LONG])
     with pytest.raises(ValueError, match="priority must have one number for each of 1 prompts, got 2"):
         llm.generate(["a"], LONG, priority=[1, 2])
+    for wrong in ("high", 1.5, None, True, float("nan")):
+        with pytest.raises(TypeError, match=r"priority\[1\] must be an integer"):
+            llm.generate(["a", "b"], LONG, priority=[1, wrong])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="priority must be a list of integers, got int"):
+        llm.generate(["a"], LONG, priority=5)  # type: ignore[arg-type]
+    assert len(engine.seen) == 2
     with pytest.raises(TypeError, match=r"prompts\[0\]: sampling_params must be SamplingParams, got dict"):
         llm.generate(["a"], [{"n": 1}])  # type: ignore[list-item]
 

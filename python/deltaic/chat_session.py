@@ -21,7 +21,7 @@ class ChatSession:
     """Read messages, stream answers, remember both.
 
     `read` returns the next message and raises EOFError at the end, KeyboardInterrupt for a Ctrl-C at the prompt;
-    answers go to `out`, remarks to `note`.
+    answers go to `out`, remarks to `note`. A Ctrl-C ends the session unless it is interactive: a pipe cannot say /exit.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class ChatSession:
         note: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
         out: TextIO | None = None,
         system: str | None = None,
+        interactive: bool = True,
     ) -> None:
         self._llm = llm
         self._params = params
         self._read = read
         self._note = note
         self._out = sys.stdout if out is None else out
+        self._interactive = interactive
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._opening)
 
@@ -50,6 +52,8 @@ class ChatSession:
             except EOFError:
                 return
             except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
                 self._note("(Ctrl-D or /exit to leave)")
                 continue
             if text in ("/exit", "/quit"):
@@ -72,6 +76,8 @@ class ChatSession:
                 self._out.flush()
                 said.append(delta)
         except KeyboardInterrupt:
+            if not self._interactive:
+                raise
             self._note(" (stopped)")
         except (ValueError, NotImplementedError, RuntimeError) as error:
             self.messages.pop()

@@ -221,7 +221,7 @@ def chat(
         num_threads=num_threads,
     )
     if not sys.stdin.isatty():
-        ChatSession(llm, params, system=system).run()
+        ChatSession(llm, params, system=system, interactive=False).run()
         return
     import readline  # noqa: F401  (gives input() its history and its keys)
 
@@ -440,7 +440,20 @@ def explain(error: Exception, debug: bool) -> tuple[str, int]:
     return f"{type(error).__name__}: {one_line(error)}{hint}", 1
 
 
+def open_missing_streams() -> None:
+    """Give streams that the caller closed a place to go; their numbers must not fall to the files of a model."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        if opened != fd:
+            os.dup2(opened, fd)
+            os.close(opened)
+        setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", encoding="utf-8", closefd=False))
+
+
 def main() -> None:
+    open_missing_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))

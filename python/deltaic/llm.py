@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -261,7 +262,10 @@ class LLM:
         self, inputs: Sequence[EngineInput], priority: Sequence[int] | None, progress: bool | None
     ) -> list[RequestOutput]:
         """Run requests to their end."""
-        priorities = [0] * len(inputs) if priority is None else list(priority)
+        priorities = [0] * len(inputs) if priority is None else _as_list("priority", "integers", priority)
+        for i, rank in enumerate(priorities):
+            if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
+                raise TypeError(f"priority[{i}] must be an integer, got {rank!r:.60}")
         if len(priorities) != len(inputs):
             raise ValueError(f"priority must have one number for each of {len(inputs)} prompts, got {len(priorities)}")
         request_ids: list[str] = []
