@@ -6,13 +6,16 @@ import dataclasses
 import json
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltaic import text_engine
 from deltaic.llm import LLM
+from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import RequestOutputKind, SamplingParams
 from deltaic.tokenizer import Tokenizer
 from scripted_engine import ScriptedEngine
@@ -401,6 +404,46 @@ def test_cumulative_output_is_not_for_generate_or_stream(make: Maker) -> None:
         params = replace(LONG, output_kind=kind)
         assert llm.generate("a", params)[0].text == "one two three"
         assert list(llm.stream("a", params)) == ["one", " two", " three"]
+
+
+# ---- several users ----
+
+
+def test_threads_run_together(make: Maker) -> None:
+    """A thread's step brings the outputs of all; nobody misses the end of a request that another thread's step made."""
+    llm, engine = make(lambda _, prompt: prompt * 9, max_num_seqs=64, on_step=lambda: time.sleep(1e-4))
+
+    def generate(i: int) -> bool:
+        outputs = llm.generate([{"prompt_token_ids": [10 + i]}, {"prompt_token_ids": [50 + i, 7]}], LONG)
+        return [output.outputs[0].token_ids for output in outputs] == [[10 + i] * 9, [50 + i, 7] * 9]
+
+    def stream(i: int) -> bool:
+        outputs = llm.stream_outputs({"prompt_token_ids": [10 + i]}, LONG)
+        return [token for output in outputs for token in output.outputs[0].token_ids] == [10 + i] * 9
+
+    with ThreadPoolExecutor(8) as threads:
+        results = [threads.submit((generate, stream)[i % 2], i) for i in range(40)]
+        assert all(result.result(timeout=60) for result in results)
+    assert engine.running == {}
+
+
+def test_generator_that_ends_within_a_step_is_aborted_behind_it(make: Maker) -> None:
+    """The garbage collector may end a forgotten generator in the middle of another request's step."""
+    generators: list[Iterator[RequestOutput]] = []
+    aborted_within: list[list[str]] = []
+
+    def end_the_first() -> None:
+        if generators and engine.num_steps == 4:
+            generators.clear()
+            aborted_within.append(list(engine.aborted))
+
+    llm, engine = make("one two three four five six", on_step=end_the_first)
+    generators.append(llm.stream_outputs("a", LONG))
+    next(generators[0])
+    assert llm.generate("b", LONG)[0].text == "one two three four five six"
+    assert aborted_within == [[]]
+    assert engine.aborted == ["0"]
+    assert engine.running == {}
 
 
 # ---- trouble ----

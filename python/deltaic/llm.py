@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import numbers
+import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from deltaic.tokenizer import Tokenizer
 
 
 class LLM:
-    """One model, loaded, with its tokenizer. Not thread-safe.
+    """One model, loaded, with its tokenizer. Requests of several threads run together, a step at a time.
 
     `model` is a checkpoint folder, a hub id, or None for the model that ships with deltaic. `options` are the further
     fields of EngineConfig. `seed` makes requests without a seed of their own repeatable; max_logprobs (-1: no limit)
@@ -64,7 +65,10 @@ class LLM:
         )
         self._text = TextEngine(model, config, seed=seed, max_logprobs=max_logprobs)
         self._next_id = itertools.count()
-        self._ready: dict[str, deque[RequestOutput]] = {}  # of the requests that someone waits for
+        self._lock = threading.Lock()  # over the engine and the next two
+        self._awaited: set[str] = set()  # requests that someone waits for
+        self._ready: dict[str, list[RequestOutput]] = {}  # their outputs that nobody has taken yet
+        self._abandoned: deque[str] = deque()  # to be aborted
 
     @property
     def max_model_len(self) -> int:
@@ -105,7 +109,9 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, changing nothing, while requests run."""
-        return self._text.engine.reset_prefix_cache()
+        with self._lock:
+            self._drop_abandoned()
+            return self._text.engine.reset_prefix_cache()
 
     def generate(
         self,
@@ -225,38 +231,57 @@ class LLM:
     def _add(self, given: EngineInput, priority: int = 0) -> str:
         """Queue one request; nothing of it stays when a part is refused."""
         request_id = str(next(self._next_id))
-        self._text.add(request_id, given, priority)
-        self._ready[request_id] = deque()
+        with self._lock:
+            self._text.add(request_id, given, priority)
+            self._awaited.add(request_id)
         return request_id
 
-    def _abort(self, request_id: str) -> None:
-        self._text.abort(request_id)
-        self._ready.pop(request_id, None)
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests, at the latest when the step that runs has ended: a generator's end may come within one."""
+        self._abandoned.extend(request_ids)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_abandoned()
+            finally:
+                self._lock.release()
 
-    def _step(self) -> list[str]:
-        """Run one step of the engine and hand its outputs to those who wait; return the requests that finished."""
-        with deferred_interrupt():
-            outputs = self._text.step()
-            for output in outputs:
-                if output.request_id in self._ready:
-                    self._ready[output.request_id].append(output)
-        return [output.request_id for output in outputs if output.finished]
+    def _drop_abandoned(self) -> None:
+        while self._abandoned:
+            request_id = self._abandoned.popleft()
+            self._text.abort(request_id)
+            self._awaited.discard(request_id)
+            self._ready.pop(request_id, None)
+
+    def _take(self, request_ids: set[str]) -> dict[str, list[RequestOutput]]:
+        """Return what requests have got since the last call, after a step if that is nothing.
+
+        The step may bring outputs for other threads and generators; they find them here.
+        """
+        with deferred_interrupt(), self._lock:
+            self._drop_abandoned()
+            if not self._ready.keys() & request_ids:
+                for output in self._text.step():
+                    if output.request_id in self._awaited:
+                        self._ready.setdefault(output.request_id, []).append(output)
+            taken = {request_id: self._ready.pop(request_id) for request_id in self._ready.keys() & request_ids}
+            self._drop_abandoned()
+        return taken
 
     def _stream(self, given: EngineInput) -> Iterator[RequestOutput]:
-        request_id = self._add(given)
+        request_ids: set[str] = set()
         try:
+            with deferred_interrupt():
+                request_ids.add(self._add(given))
             finished = False
             while not finished:
-                while not self._ready[request_id]:
-                    self._step()
-                output = self._ready[request_id].popleft()
-                for completion in output.outputs:
-                    if completion.error is not None:
-                        raise RuntimeError(f"request {request_id} failed: {completion.error}")
-                finished = output.finished
-                yield output
+                for output in itertools.chain.from_iterable(self._take(request_ids).values()):
+                    for completion in output.outputs:
+                        if completion.error is not None:
+                            raise RuntimeError(f"request {output.request_id} failed: {completion.error}")
+                    finished = output.finished
+                    yield output
         finally:
-            self._abort(request_id)
+            self._abort(request_ids)
 
     def _run(
         self, inputs: Sequence[EngineInput], priority: Sequence[int] | None, progress: bool | None
@@ -276,14 +301,15 @@ class LLM:
                     with deferred_interrupt(), _naming(f"prompts[{i}]" if len(inputs) > 1 else ""):
                         request_ids.append(self._add(replace(given, sampling_params=params), rank))
                 unfinished = set(request_ids)
+                finished: dict[str, list[RequestOutput]] = {}
                 while unfinished:
-                    finished = unfinished.intersection(self._step())
-                    unfinished -= finished
-                    bar.advance(len(finished))
-                outputs = [self._ready[request_id][0] for request_id in request_ids]
+                    taken = self._take(unfinished)
+                    unfinished -= taken.keys()
+                    finished |= taken
+                    bar.advance(len(taken))
+                outputs = [finished[request_id][0] for request_id in request_ids]
             finally:
-                for request_id in request_ids:
-                    self._abort(request_id)
+                self._abort(request_ids)
         for i, output in enumerate(outputs):
             for completion in output.outputs:
                 if completion.error is not None:
