@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from harness import Maker
+from deltaic.server.protocol import ChatCompletionBody, CompletionBody
+from harness import Maker, until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 HUGE = 5279552648203111001
@@ -198,6 +201,60 @@ def test_bodies_that_are_no_json(make: Maker, path: str) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
     assert server.engine.seen == {}
     assert server.get("/health").status_code == 200
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([HUGE, -HUGE, 1e308]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = sorted({*ChatCompletionBody.model_fields, *CompletionBody.model_fields, "role", "content", "suffix"})
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
+        optional={"content": JSON, "tool_calls": JSON, "name": JSON},
+    ),
+    max_size=3,
+)
+
+
+def test_any_json_gets_an_answer_or_400(make: Maker) -> None:
+    server = make()
+
+    @given(
+        st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]),
+        st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
+        st.sampled_from([{"prompt": "x"}, {"tokens": [1]}, {}]),
+        MESSAGES | st.just(HI),
+    )
+    @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+    def ask(path: str, fields: dict[str, Any], prompt: dict[str, Any], messages: Any) -> None:
+        content = json.dumps({"messages": messages, **prompt, **fields})
+        headers = {"content-type": "application/json"}
+        (answer,) = server.ask(("POST", path, {"content": content, "headers": headers}))
+        assert answer.status_code in (200, 400, 404), answer.text
+
+    ask()
+    until(lambda: server.llm.num_unfinished == 0)
+    assert server.get("/health").status_code == 200
+
+
+def test_what_only_the_engine_refuses(make: Maker) -> None:
+    server = make()
+
+    def add_request(*_: Any, **__: Any) -> None:
+        raise ValueError("request 'x' can never fit: 5 prompt tokens need 3 blocks, the cache has 2")
+
+    server.engine.add_request = add_request  # type: ignore[method-assign]
+    for stream in (False, True):
+        answer = server.post("/v1/completions", {"prompt": "x", "stream": stream})
+        assert answer.status_code == 400
+        assert "can never fit" in answer.json()["error"]["message"]
 
 
 def test_field_at_fault_is_named(make: Maker) -> None:

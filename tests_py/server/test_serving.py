@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from pathlib import Path
@@ -80,6 +81,36 @@ def test_stop_prefix_never_shows(make: Maker) -> None:
     (choice,) = both_ways(server, "/v1/completions", {"prompt": "x", "stop": "###END", "max_tokens": 100})
     assert choice["text"] == "A #tag ## and "
     assert choice["stop_reason"] == "###END"
+
+
+@pytest.mark.parametrize(
+    ("says", "stop", "text", "reason"),
+    [
+        ("abc", ["abc", "b"], "a", "b"),
+        ("ab", ["ab", "b"], "", "ab"),
+        ("ab", ["b", "ab"], "a", "b"),
+        (" The user is a", ["a", "is"], " The user ", "is"),
+        (" The user is a", ["is", "a"], " The user ", "is"),
+    ],
+)
+def test_stop_that_is_complete_first_wins(make: Maker, says: str, stop: list[str], text: str, reason: str) -> None:
+    """D92: also when one step adds several characters."""
+    server = make(says, engine={"step_size": 9})
+    (choice,) = both_ways(server, "/v1/completions", {"prompt": "x", "stop": stop})
+    assert (choice["text"], choice["stop_reason"]) == (text, reason)
+
+
+@pytest.mark.parametrize("step_size", [1, 5])
+def test_any_tokens_are_text(make: Maker, tokenizer: Tokenizer, step_size: int) -> None:
+    """D96: characters that never become whole too."""
+    rng = random.Random(3)
+    ids = [rng.randrange(4093) if rng.random() < 0.5 else rng.randrange(256) for _ in range(600)]
+    server = make(ids, engine={"step_size": step_size})
+    body = {"prompt": "x", "max_tokens": 600, "logprobs": 1}
+    (choice,) = both_ways(server, "/v1/completions", body)
+    assert choice["text"] == tokenizer.decode(ids)
+    assert len(choice["logprobs"]["tokens"]) == 600
+    assert any(token.startswith("bytes:") for token in choice["logprobs"]["tokens"])
 
 
 @pytest.mark.parametrize("step_size", [1, 3])

@@ -10,7 +10,7 @@ from deltaic.async_llm import AsyncLLM, OutputStream
 from deltaic.input_processor import EngineInput
 from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import RequestOutputKind, SamplingParams
-from deltaic.server.errors import ApiError
+from deltaic.server.errors import ApiError, client_errors
 from deltaic.server.metrics import ServerMetrics
 from deltaic.server.protocol import GenerationBody, PromptTokensDetails, Usage
 from deltaic.server.settings import ServerSettings
@@ -48,7 +48,8 @@ class Serving:
             )
         self.llm.check_health()
         name = f"{kind}-{uuid.uuid4().hex}"
-        return name, await self.llm.submit(inputs, request_id=name, priority=priority or 0)
+        with client_errors():  # what only the engine knows: a request that no cache of this size could hold
+            return name, await self.llm.submit(inputs, request_id=name, priority=priority or 0)
 
     async def outputs(
         self, stream: OutputStream, inputs: Sequence[EngineInput]
