@@ -92,6 +92,7 @@ AttentionParams params_of(const ops::PagedAttentionArgs& args) {
 }  // namespace
 
 void paged_attention(ops::Stream stream, const ops::PagedAttentionArgs& args) {
+  const DeviceGuard guard(args.q.device.index);
   const AttentionParams all = params_of(args);
   if (!fits_tensor_cores(args)) return attention_generic(native(stream), all, args.q.dtype, args.k_cache, args.v_cache);
   const KvMaps maps{boxes_of(args.k_cache), boxes_of(args.v_cache)};

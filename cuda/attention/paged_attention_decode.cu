@@ -1,4 +1,4 @@
-// Paged attention for few query tokens a request: keys split over blocks, partial sums combined by a second kernel.
+// Paged attention for few query tokens a request: keys split over blocks, partial sums combined by combine_splits.cu.
 //   An item is a split of a request's keys, a key/value head and up to 8 * kColumns of its query rows (row r is token
 //   r / group, head r % group). Blocks take items in turn. In a block one warp copies boxes of 16 keys and their values
 //   into a ring; tile t of the split belongs to warp t % kWarps, which computes S^T = K Q^T and O^T += V^T P^T with
@@ -6,12 +6,11 @@
 //   Which keys a split has depends on the request's seq_len alone.
 //   bound by memory: reads K and V once      source: Milakov and Gimelshein 2018; Dao et al., Flash-Decoding 2023
 #include <algorithm>
-#include <cmath>
+#include <type_traits>
 
-#include "cuda/attention/attention_params.h"
+#include "cuda/attention/decode_params.cuh"
+#include "cuda/attention/decode_sums.cuh"
 #include "cuda/device/convert.cuh"
-#include "cuda/device/matrix_load.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/tensor_copy.cuh"
 #include "cuda/launch.cuh"
 
@@ -24,40 +23,37 @@ constexpr int kBlocksPerSm = 2;
 constexpr int kMaxRequests = 1024;
 constexpr float kLog2E = 1.4426950408889634F;
 
-struct DecodeParams {
-  AttentionParams base;
-  int num_row_tiles, max_splits;
-  float *partial, *stats;  // [num_reqs, max_splits, num_kv_heads, max_query_len * group, head_dim]; [..., 2]
-
-  __device__ std::int64_t partial_row(int request, int split, int kv_head, int row) const {
-    const std::int64_t head = (std::int64_t{request} * max_splits + split) * base.num_kv_heads + kv_head;
-    return head * base.max_query_len * base.group + row;
-  }
-};
-
-__device__ int keys_per_split(int seq_len) {
-  const int tiles = (seq_len + 64 * ops::kMaxSplits - 1) / (64 * ops::kMaxSplits);
-  return max(ops::kKeysPerSplit, 64 * tiles);
-}
-__device__ int num_splits(const AttentionParams& p, int request) {
-  if (p.query_start_loc[request + 1] == p.query_start_loc[request]) return 0;
-  const int len = p.seq_lens[request], keys = keys_per_split(len);
-  return (len + keys - 1) / keys;
-}
-
 template <int kDim, int kColumns>
 struct Layout {
   static constexpr int kBoxes = kDim / kBoxDims;             // of the keys of a tile
   static constexpr int kSlotBytes = 2 * kBoxes * kBoxBytes;  // keys, then values
   static constexpr int kSlots = kRingBytes / kSlotBytes;
   static constexpr int kMergeStride = kDim + 4;                          // floats
-  static constexpr int kQueryStride = kDim + 8;                          // elements
   static constexpr int kMerge = kRingBytes;                              // f32 [kWarps][8][kMergeStride]
   static constexpr int kStats = kMerge + kWarps * 8 * kMergeStride * 4;  // f32 [kWarps][8 * kColumns][2]
-  static constexpr int kQuery = kStats + kWarps * 8 * kColumns * 2 * 4;  // [8 * kColumns][kQueryStride]
-  static constexpr int kBarriers = kQuery + 8 * kColumns * kQueryStride * 2;
-  static constexpr int kFirstSplit = kBarriers + 2 * kSlots * 8;  // i32 [num_reqs + 1]
+  static constexpr int kQueryBuffers = kColumns == 1 ? 2 : 1;            // what two blocks of a processor have room for
+  static constexpr int kQueryBytes = 8 * kColumns * query_stride(kDim) * 2;
+  static constexpr int kQuery = kStats + kWarps * 8 * kColumns * 2 * 4;  // [kQueryBuffers][8 * kColumns][query_stride]
+  static constexpr int kBarriers = kQuery + kQueryBuffers * kQueryBytes;
+  static constexpr int kFirstSplit = kBarriers + 2 * (kSlots + kQueryBuffers) * 8;  // i32 [num_reqs + 1]
   static int bytes(int num_reqs) { return kFirstSplit + 4 * (num_reqs + 1); }
+};
+
+// The producer arrives at full, the warps that read at empty.
+struct Barriers {
+  std::uint64_t *full, *empty, *query_full, *query_empty;
+
+  template <class L>
+  __device__ static Barriers in(char* shared) {
+    auto* first = reinterpret_cast<std::uint64_t*>(shared + L::kBarriers);
+    return {first, first + L::kSlots, first + 2 * L::kSlots, first + 2 * L::kSlots + L::kQueryBuffers};
+  }
+  template <class L>
+  __device__ void init() const {
+    for (int i = 0; i < L::kSlots; ++i) barrier_init(&full[i], 1), barrier_init(&empty[i], 1);
+    for (int i = 0; i < L::kQueryBuffers; ++i) barrier_init(&query_full[i], 1), barrier_init(&query_empty[i], kWarps);
+    fence_barrier_init();
+  }
 };
 
 struct Item {
@@ -85,7 +81,7 @@ __device__ Item item_at(const DecodeParams& p, const int* first_split, int index
   item.request = low;
   item.split = index - first_split[low];
   item.num_splits = first_split[low + 1] - first_split[low];
-  const int seq_len = p.base.seq_lens[low], keys = keys_per_split(seq_len);
+  const int seq_len = p.base.seq_lens[low], keys = ops::keys_per_split(seq_len);
   item.query_begin = p.base.query_start_loc[low];
   const int query_len = p.base.query_start_loc[low + 1] - item.query_begin;
   item.group = p.base.group;
@@ -97,13 +93,13 @@ __device__ Item item_at(const DecodeParams& p, const int* first_split, int index
 }
 
 // first_split[i] = splits of the requests before i, for i = 0 ... num_reqs. All threads of the block.
-__device__ void count_splits(const AttentionParams& p, int* first_split) {
+__device__ void count_splits(const DecodeParams& p, int* first_split) {
   __shared__ int warp_sums[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int before = 0;
-  for (int begin = 0; begin < p.num_reqs; begin += kThreads) {
+  for (int begin = 0; begin < p.base.num_reqs; begin += kThreads) {
     const int request = begin + static_cast<int>(threadIdx.x);
-    int sum = request < p.num_reqs ? num_splits(p, request) : 0;
+    int sum = request < p.base.num_reqs ? p.num_splits(request) : 0;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(~0U, sum, step);
@@ -116,7 +112,7 @@ __device__ void count_splits(const AttentionParams& p, int* first_split) {
       if (w < warp) sum += warp_sums[w];
       total += warp_sums[w];
     }
-    if (request < p.num_reqs) first_split[request + 1] = before + sum;
+    if (request < p.base.num_reqs) first_split[request + 1] = before + sum;
     before = total;
     __syncthreads();
   }
@@ -137,147 +133,65 @@ __device__ void store_four(T* out, float4 value, const T* gate) {
   *reinterpret_cast<uint2*>(out) = make_uint2(pack<T>(value.x, value.y), pack<T>(value.z, value.w));
 }
 
-// Fills the ring with the tiles of all items of this block. One warp; a lane a box.
-template <int kDim, int kColumns>
+// Copies the query rows that an item has; what the others hold reaches no result. One warp; a lane a row.
+template <class T, class L, int kDim>
+__device__ void copy_queries(const DecodeParams& p, const Item& item, char* shared, const Barriers& barriers,
+                             int count) {
+  const int buffer = count % L::kQueryBuffers, round = count / L::kQueryBuffers, row = threadIdx.x % 32;
+  if (round > 0) barrier_wait(&barriers.query_empty[buffer], (round - 1) & 1);
+  if (row == 0) barrier_expect(&barriers.query_full[buffer], item.num_rows * kDim * 2);
+  __syncwarp();
+  if (row >= item.num_rows) return;
+  const T* q = static_cast<const T*>(p.base.q.data) + item.token(row) * p.base.q.token_stride +
+               item.head(row) * p.base.q.head_stride;
+  bulk_load(shared + L::kQuery + buffer * L::kQueryBytes + row * query_stride(kDim) * 2, q, kDim * 2,
+            &barriers.query_full[buffer]);
+}
+
+// Fills the ring with the tiles of all items of this block, before the previous kernel has ended where it does not
+// write them; the queries of an item follow its first tiles. One warp; a lane a box.
+template <class T, int kDim, int kColumns>
 __device__ void copy_tiles(const KvMaps& maps, const DecodeParams& p, char* shared, const int* first_split) {
   using L = Layout<kDim, kColumns>;
-  auto* full = reinterpret_cast<std::uint64_t*>(shared + L::kBarriers);
-  auto* empty = full + L::kSlots;
+  const auto barriers = Barriers::in<L>(shared);
   const int lane = threadIdx.x % 32;
   const CUtensorMap* map = lane < L::kBoxes ? &maps.k : &maps.v;
   const int channel = lane % L::kBoxes * kBoxDims;
   const int num_items = first_split[p.base.num_reqs] * p.base.num_kv_heads * p.num_row_tiles;
-  int count = 0;
+  int count = 0, item_count = 0;
+  bool has_waited = false;
+  const auto wait_once = [&] {
+    if (has_waited) return;
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    has_waited = true;
+  };
   for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
     const Item item = item_at(p, first_split, index, 8 * kColumns);
     if (item.num_rows < 1) continue;
     const std::int32_t* blocks = p.base.block_table + item.request * p.base.table_stride;
+    const int num_tiles = item.num_tiles();
     int block = blocks[item.key_begin / p.base.block_size];
-    for (int tile = 0; tile < item.num_tiles(); ++tile, ++count) {
+    for (int tile = 0; tile < num_tiles; ++tile, ++count) {
       const int key = item.key_begin + tile * kBoxKeys, next_key = key + kBoxKeys;
       const int next_block = next_key < item.key_end ? blocks[next_key / p.base.block_size] : 0;
       const int slot = count % L::kSlots, round = count / L::kSlots;
-      if (round > 0) barrier_wait(&empty[slot], (round - 1) & 1);
-      if (lane == 0) barrier_expect(&full[slot], L::kSlotBytes);
+      if (round > 0) barrier_wait(&barriers.empty[slot], (round - 1) & 1);
+      if (next_key > item.first_position) wait_once();  // the previous kernel writes the new tokens' keys
+      if (lane == 0) barrier_expect(&barriers.full[slot], L::kSlotBytes);
       __syncwarp();
       if (lane < 2 * L::kBoxes)
         tensor_load(shared + slot * L::kSlotBytes + lane * kBoxBytes, map, channel, item.kv_head,
-                    key % p.base.block_size, block, &full[slot]);
+                    key % p.base.block_size, block, &barriers.full[slot]);
       block = next_block;
+      if (tile + 1 == min(num_tiles, L::kSlots)) {
+        wait_once();
+        copy_queries<T, L, kDim>(p, item, shared, barriers, item_count++);
+      }
     }
   }
+  wait_once();
 }
-
-// The query rows of an item, 0 for those it does not have. All consumers.
-template <class T, int kDim, int kColumns>
-__device__ void load_queries(const DecodeParams& p, const Item& item, T* query) {
-  constexpr int kUnits = kDim / 8;
-  for (int i = threadIdx.x; i < 8 * kColumns * kUnits; i += kConsumers) {
-    const int row = i / kUnits, unit = i % kUnits;
-    uint4 value{};
-    if (row < item.num_rows) {
-      const T* q = static_cast<const T*>(p.base.q.data) + item.token(row) * p.base.q.token_stride +
-                   item.head(row) * p.base.q.head_stride;
-      value = *reinterpret_cast<const uint4*>(q + unit * 8);
-    }
-    *reinterpret_cast<uint4*>(query + row * Layout<kDim, kColumns>::kQueryStride + unit * 8) = value;
-  }
-}
-
-// A warp's running softmax and O^T. Lane 4 * g + q holds query rows 8 * n + 2 * q and + 1 of column n.
-template <class T, int kDim, int kColumns>
-struct WarpSums {
-  float acc[kDim / 16][kColumns][4];  // channels 16 * i + g (and + 8) of the two rows
-  float max[kColumns][2], sum[kColumns][2];
-
-  __device__ void clear() {
-#pragma unroll
-    for (int i = 0; i < kDim / 16; ++i)
-#pragma unroll
-      for (int n = 0; n < kColumns; ++n)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) acc[i][n][c] = 0.0F;
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) max[n][0] = max[n][1] = -INFINITY, sum[n][0] = sum[n][1] = 0.0F;
-  }
-
-  // S^T of 16 keys, in independent chains of sums.
-  __device__ static void scores(std::uint32_t keys, std::uint32_t query, float (&s)[kColumns][4]) {
-    constexpr int kChains = 4 / kColumns;
-    const int lane = threadIdx.x % 32;
-    float part[kChains][kColumns][4] = {};
-    const int row = lane % 16, unit = lane / 16;
-#pragma unroll
-    for (int k = 0; k < kDim / 16; k += 2) {
-      std::uint32_t q[2][4];
-      if constexpr (kColumns == 1) {
-        load_matrices(q[0], query + ((lane % 8) * Layout<kDim, kColumns>::kQueryStride + k * 16 + lane / 8 * 8) * 2);
-        q[1][0] = q[0][2], q[1][1] = q[0][3];
-      } else {
-        const std::uint32_t at =
-            query + ((lane % 8 + lane / 16 * 8) * Layout<kDim, kColumns>::kQueryStride + k * 16 + lane / 8 % 2 * 8) * 2;
-        load_matrices(q[0], at);
-        load_matrices(q[1], at + 32);
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        std::uint32_t a[4];
-        load_matrices(a, keys + (k + j) / 4 * kBoxBytes + swizzled_offset(row, (k + j) % 4 * 2 + unit));
-#pragma unroll
-        for (int n = 0; n < kColumns; ++n)
-          mma_m16n8k16<T>(part[(k + j) % kChains][n], a[0], a[1], a[2], a[3], q[j][2 * n], q[j][2 * n + 1]);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        s[n][c] = part[0][n][c] + part[1][n][c];
-        if constexpr (kChains == 4) s[n][c] += part[2][n][c] + part[3][n][c];
-      }
-  }
-
-  // One tile: keys and values are shared addresses; last[n][h] the last key of the tile that a row sees, from its
-  // first.
-  __device__ void add(std::uint32_t keys, std::uint32_t values, std::uint32_t query, float scale_log2,
-                      const int (&last)[kColumns][2]) {
-    const int lane = threadIdx.x % 32, g = lane / 4;
-    float s[kColumns][4];
-    scores(keys, query, s);
-    std::uint32_t p[kColumns][2];
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      float kept[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float low = g <= last[n][h] ? s[n][h] * scale_log2 : -INFINITY;
-        const float high = g + 8 <= last[n][h] ? s[n][2 + h] * scale_log2 : -INFINITY;
-        float largest = fmaxf(low, high);
-        for (int offset = 4; offset < 32; offset *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, offset));
-        largest = fmaxf(largest, max[n][h]);
-        const float base = largest == -INFINITY ? 0.0F : largest;  // no key is visible yet
-        kept[h] = exp2f(max[n][h] - base);
-        max[n][h] = largest;
-        s[n][h] = exp2f(low - base), s[n][2 + h] = exp2f(high - base);
-        sum[n][h] = sum[n][h] * kept[h] + (s[n][h] + s[n][2 + h]);
-      }
-      p[n][0] = transposed(pack<T>(s[n][0], s[n][1]));
-      p[n][1] = transposed(pack<T>(s[n][2], s[n][3]));
-#pragma unroll
-      for (int i = 0; i < kDim / 16; ++i)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) acc[i][n][c] *= kept[c % 2];
-    }
-    const int row = lane % 8 + lane / 16 * 8, unit = lane / 8 % 2;
-#pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
-      std::uint32_t a[4];
-      load_matrices_transposed(a, values + i / 4 * kBoxBytes + swizzled_offset(row, i % 4 * 2 + unit));
-#pragma unroll
-      for (int n = 0; n < kColumns; ++n) mma_m16n8k16<T>(acc[i][n], a[0], a[1], a[2], a[3], p[n][0], p[n][1]);
-    }
-  }
-};
 
 // What a slot holds past the last key may be NaN, and 0 * NaN is not 0.
 __device__ void clear_values(char* values, int num_boxes, int first_row) {
@@ -295,7 +209,8 @@ __device__ void merge_and_store(const DecodeParams& p, const Item& item, const c
   using L = Layout<kDim, kColumns>;
   const auto* merge = reinterpret_cast<const float*>(shared + L::kMerge);
   const auto* stats = reinterpret_cast<const float*>(shared + L::kStats);
-  const int row = threadIdx.x / 16, item_row = 8 * n + row;
+  constexpr int kRowThreads = kConsumers / 8;
+  const int row = threadIdx.x / kRowThreads, unit = threadIdx.x % kRowThreads, item_row = 8 * n + row;
   if (item_row >= item.num_rows) return;
   float max = -INFINITY, sum = 0.0F, factor[kWarps];
   for (int w = 0; w < kWarps; ++w) max = fmaxf(max, stats[(w * 8 * kColumns + item_row) * 2]);
@@ -308,7 +223,7 @@ __device__ void merge_and_store(const DecodeParams& p, const Item& item, const c
   const std::int64_t partial_row = p.partial_row(item.request, item.split, item.kv_head, item.first_row + item_row);
   const std::int64_t token = item.token(item_row), head = item.head(item_row);
 #pragma unroll
-  for (int channel = threadIdx.x % 16 * 4; channel < kDim; channel += 64) {
+  for (int channel = unit * 4; channel < kDim; channel += 4 * kRowThreads) {
     float4 total{};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -326,28 +241,28 @@ __device__ void merge_and_store(const DecodeParams& p, const Item& item, const c
       store_four(out + channel, {total.x * inverse, total.y * inverse, total.z * inverse, total.w * inverse}, gate);
     }
   }
-  if (item.num_splits > 1 && threadIdx.x % 16 == 0)
-    *reinterpret_cast<float2*>(p.stats + partial_row * 2) = make_float2(max, sum);
+  if (item.num_splits > 1 && unit == 0) *reinterpret_cast<float2*>(p.stats + partial_row * 2) = make_float2(max, sum);
 }
 
 template <class T, int kDim, int kColumns>
 __device__ void compute_items(const DecodeParams& p, char* shared, const int* first_split) {
   using L = Layout<kDim, kColumns>;
-  auto* full = reinterpret_cast<std::uint64_t*>(shared + L::kBarriers);
-  auto* empty = full + L::kSlots;
+  const auto barriers = Barriers::in<L>(shared);
   auto* merge = reinterpret_cast<float*>(shared + L::kMerge);
   auto* stats = reinterpret_cast<float*>(shared + L::kStats);
-  auto* query = reinterpret_cast<T*>(shared + L::kQuery);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
   const float scale_log2 = p.base.scale * kLog2E;
   const int num_items = first_split[p.base.num_reqs] * p.base.num_kv_heads * p.num_row_tiles;
   WarpSums<T, kDim, kColumns> sums;
-  int count = 0;  // tiles of the items before
+  int count = 0, item_count = 0;  // tiles of the items before, and these
+  wait_for_previous_kernel();
+  allow_next_kernel();
   for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
     const Item item = item_at(p, first_split, index, 8 * kColumns);
     if (item.num_rows < 1) continue;
-    load_queries<T, kDim, kColumns>(p, item, query);
-    consumers_sync();
+    const int buffer = item_count % L::kQueryBuffers;
+    const std::uint32_t query = shared_address(shared + L::kQuery + buffer * L::kQueryBytes);
+    barrier_wait(&barriers.query_full[buffer], item_count++ / L::kQueryBuffers & 1);
     sums.clear();
     int last[kColumns][2];
 #pragma unroll
@@ -361,16 +276,18 @@ __device__ void compute_items(const DecodeParams& p, char* shared, const int* fi
       const int slot = (count + tile) % L::kSlots, round = (count + tile) / L::kSlots;
       char* keys = shared + slot * L::kSlotBytes;
       char* values = keys + L::kBoxes * kBoxBytes;
-      barrier_wait(&full[slot], round & 1);
+      barrier_wait(&barriers.full[slot], round & 1);
       const int num_keys = item.key_end - item.key_begin - tile * kBoxKeys;
       if (num_keys < kBoxKeys) clear_values(values, L::kBoxes, num_keys);
-      sums.add(shared_address(keys), shared_address(values), shared_address(query), scale_log2, last);
+      sums.add(shared_address(keys), shared_address(values), query, scale_log2, last);
       __syncwarp();
-      if (lane == 0) barrier_arrive(&empty[slot]);
+      if (lane == 0) barrier_arrive(&barriers.empty[slot]);
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) last[n][0] -= kWarps * kBoxKeys, last[n][1] -= kWarps * kBoxKeys;
     }
     count += item.num_tiles();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&barriers.query_empty[buffer]);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -387,7 +304,7 @@ __device__ void compute_items(const DecodeParams& p, char* shared, const int* fi
           merge[(warp * 8 + 2 * q + c % 2) * L::kMergeStride + 16 * i + g + c / 2 * 8] = sums.acc[i][n][c];
       consumers_sync();
       merge_and_store<T, kDim, kColumns>(p, item, shared, n);
-      if (n + 1 < kColumns) consumers_sync();  // the next item has a barrier of its own before it merges
+      consumers_sync();
     }
   }
 }
@@ -398,74 +315,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 #if __CUDA_ARCH__ >= 900
   using L = Layout<kDim, kColumns>;
   extern __shared__ __align__(1024) char shared[];
-  auto* barriers = reinterpret_cast<std::uint64_t*>(shared + L::kBarriers);
   auto* first_split = reinterpret_cast<int*>(shared + L::kFirstSplit);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&maps.k);
     prefetch_tensor_map(&maps.v);
-    for (int i = 0; i < 2 * L::kSlots; ++i) barrier_init(&barriers[i], 1);
-    fence_barrier_init();
+    Barriers::in<L>(shared).template init<L>();
   }
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  count_splits(p.base, first_split);  // its barriers publish the initialised ones, too
+  count_splits(p, first_split);  // its barriers publish the initialised ones, too
   if (threadIdx.x < kConsumers)
     compute_items<T, kDim, kColumns>(p, shared, first_split);
   else
-    copy_tiles<kDim, kColumns>(maps, p, shared, first_split);
+    copy_tiles<T, kDim, kColumns>(maps, p, shared, first_split);
 #endif
-}
-
-// out of the requests with more than one split, their partial sums added in order. One block a query row; a thread a
-// channel.
-template <class T, int kDim>
-__global__ void __launch_bounds__(kDim) combine_splits_kernel(const __grid_constant__ DecodeParams p) {
-  __shared__ float factor[ops::kMaxSplits], inverse_sum;
-  const int rows = p.base.max_query_len * p.base.group, request = blockIdx.y;
-  const int kv_head = static_cast<int>(blockIdx.x) / rows, row = static_cast<int>(blockIdx.x) % rows;
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const int query_begin = p.base.query_start_loc[request];
-  const int query_len = p.base.query_start_loc[request + 1] - query_begin;
-  const int splits = num_splits(p.base, request);
-  if (splits < 2 || row >= query_len * p.base.group) return;
-  if (threadIdx.x < 32) {
-    static_assert(ops::kMaxSplits <= 64);
-    const int lane = threadIdx.x;
-    float2 stats[2];
-    float max = -INFINITY, sum = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      stats[i] = make_float2(-INFINITY, 0.0F);
-      const int split = lane + 32 * i;
-      if (split < splits)
-        stats[i] = *reinterpret_cast<const float2*>(p.stats + p.partial_row(request, split, kv_head, row) * 2);
-      max = fmaxf(max, stats[i].x);
-    }
-    for (int offset = 16; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(~0U, max, offset));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float weight = exp2f(stats[i].x - max);
-      if (lane + 32 * i < splits) factor[lane + 32 * i] = weight;
-      sum += stats[i].y * weight;
-    }
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0U, sum, offset);
-    if (lane == 0) inverse_sum = 1.0F / sum;
-  }
-  __syncthreads();
-  const float* partial = p.partial + p.partial_row(request, 0, kv_head, row) * kDim + threadIdx.x;
-  const std::int64_t stride = std::int64_t{p.base.num_kv_heads} * rows * kDim;
-  float total = 0.0F;
-#pragma unroll 16
-  for (int split = 0; split < splits; ++split) total += factor[split] * partial[split * stride];
-  total *= inverse_sum;
-  const std::int64_t token = query_begin + row / p.base.group, head = kv_head * p.base.group + row % p.base.group;
-  const T* gate = static_cast<const T*>(p.base.gate.data);
-  if (gate != nullptr)
-    total /=
-        1.0F + __expf(-to_float(gate[token * p.base.gate.token_stride + head * p.base.gate.head_stride + threadIdx.x]));
-  static_cast<T*>(p.base.out.data)[token * p.base.out.token_stride + head * p.base.out.head_stride + threadIdx.x] =
-      from_float<T>(total);
 }
 
 template <class T, int kDim, int kColumns>
@@ -485,12 +346,6 @@ void launch_decode(cudaStream_t stream, const DecodeParams& params, const KvMaps
       .stream = stream,
       .shared_bytes = static_cast<std::size_t>(bytes)};
   launch(kernel, maps, params);
-  if (params.max_splits < 2) return;
-  const DependentLaunch combine{.grid = dim3(static_cast<unsigned>(base.num_kv_heads * base.max_query_len * base.group),
-                                             static_cast<unsigned>(base.num_reqs)),
-                                .block = dim3(kDim),
-                                .stream = stream};
-  combine(combine_splits_kernel<T, kDim>, params);
 }
 
 }  // namespace
@@ -501,12 +356,11 @@ void attention_decode(cudaStream_t stream, const AttentionParams& params, DType 
                 kMaxRequests);
   const int rows = params.max_query_len * params.group;
   const int columns = rows <= 8 ? 1 : 2;
-  DecodeParams decode{
-      .base = params,
-      .num_row_tiles = (rows + 8 * columns - 1) / (8 * columns),
-      .max_splits = std::min((params.max_seq_len + ops::kKeysPerSplit - 1) / ops::kKeysPerSplit, ops::kMaxSplits),
-      .partial = partial,
-      .stats = nullptr};
+  DecodeParams decode{.base = params,
+                      .num_row_tiles = (rows + 8 * columns - 1) / (8 * columns),
+                      .max_splits = ops::max_splits(params.max_seq_len),
+                      .partial = partial,
+                      .stats = nullptr};
   decode.stats =
       partial + std::int64_t{params.num_reqs} * decode.max_splits * params.num_kv_heads * rows * params.head_dim;
   visit_half(dtype, [&]<class T>(T) {
@@ -525,6 +379,7 @@ void attention_decode(cudaStream_t stream, const AttentionParams& params, DType 
         return with_dim(std::integral_constant<int, 256>{});
     }
   });
+  if (decode.max_splits > 1) combine_splits(stream, decode, dtype);
 }
 
 }  // namespace deltaic::cuda

@@ -96,17 +96,27 @@ __device__ void copy_tiles(const KvMaps& maps, const AttentionParams& p, const T
 // The warpgroup's rows of Q, 0 where the request has no more, swizzled as wgmma reads them.
 template <class T, int kDim>
 __device__ void load_queries(const AttentionParams& p, const Tile& tile, int group_row, char* query) {
-  constexpr int kUnits = kDim / 8;
-  for (int i = threadIdx.x % kGroupThreads; i < kGroupRows * kUnits; i += kGroupThreads) {
-    const int row = group_row + i / kUnits, unit = i % kUnits, request_row = tile.first_row + row;
-    uint4 value{};
-    if (request_row < tile.num_rows) {
+  constexpr int kUnits = kDim / 8, kRowsAtOnce = kGroupThreads / kUnits, kLoads = 8;  // loads in flight
+  const int unit = threadIdx.x % kUnits;
+#pragma unroll
+  for (int first = threadIdx.x % kGroupThreads / kUnits; first < kGroupRows; first += kRowsAtOnce * kLoads) {
+    uint4 value[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = group_row + first + i * kRowsAtOnce, request_row = tile.first_row + row;
+      value[i] = uint4{};
+      if (first + i * kRowsAtOnce >= kGroupRows || request_row >= tile.num_rows) continue;
       const std::int64_t token = tile.query_begin + request_row / p.group;
       const std::int64_t head = tile.kv_head * p.group + request_row % p.group;
       const T* q = static_cast<const T*>(p.q.data) + token * p.q.token_stride + head * p.q.head_stride;
-      value = *reinterpret_cast<const uint4*>(q + unit * 8);
+      value[i] = __ldg(reinterpret_cast<const uint4*>(q + unit * 8));
     }
-    *reinterpret_cast<uint4*>(query + unit / 8 * kQueryChunkBytes + swizzled_offset(row, unit % 8)) = value;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = group_row + first + i * kRowsAtOnce;
+      if (first + i * kRowsAtOnce < kGroupRows)
+        *reinterpret_cast<uint4*>(query + unit / 8 * kQueryChunkBytes + swizzled_offset(row, unit % 8)) = value[i];
+    }
   }
   fence_async_shared();
 }
@@ -195,7 +205,7 @@ struct RowSums {
       for (int i = 0; i < kDim / 8; ++i) {
         float low = out[4 * i + 2 * h] * inverse, high = out[4 * i + 2 * h + 1] * inverse;
         if (gate != nullptr) {
-          const float2 g = unpack<T>(*reinterpret_cast<const std::uint32_t*>(gate + 8 * i));
+          const float2 g = unpack<T>(__ldg(reinterpret_cast<const std::uint32_t*>(gate + 8 * i)));
           low /= 1.0F + __expf(-g.x), high /= 1.0F + __expf(-g.y);
         }
         *reinterpret_cast<std::uint32_t*>(to + 8 * i) = pack<T>(low, high);
@@ -287,6 +297,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                              int max_tiles) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
+  wait_for_previous_kernel();
+  allow_next_kernel();
   Tile tile;
   tile.request = blockIdx.y;
   tile.kv_head = static_cast<int>(blockIdx.x) % p.num_kv_heads;
@@ -328,7 +340,7 @@ void launch_prefill(cudaStream_t stream, const AttentionParams& params, const Kv
   constexpr int kBytes = Layout<kDim>::kBytes;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto max_tiles = static_cast<int>((std::int64_t{params.max_query_len} * params.group + kRows - 1) / kRows);
-  const Launch launch{
+  const DependentLaunch launch{
       .grid = dim3(static_cast<unsigned>(max_tiles * params.num_kv_heads), static_cast<unsigned>(params.num_reqs)),
       .block = dim3(kThreads),
       .stream = stream,

@@ -47,10 +47,10 @@ struct alignas(sizeof(T) * kVector) Piece {
   T at[kVector];
 };
 
-// Lane l holds pieces l, l + 32, ... of a row, up to kMaxDim channels in all.
-template <class T, int kVector>
+// Lane l holds pieces l, l + 32, ... of a row, up to kDims channels in all.
+template <class T, int kVector, int kDims>
 struct LaneRow {
-  static constexpr int kPieces = kMaxDim / 32 / kVector;
+  static constexpr int kPieces = kDims / 32 / kVector;
   float value[kPieces][kVector];
 
   template <class F>
@@ -85,11 +85,11 @@ __device__ C* cache_row(const Cache& cache, std::int64_t slot, int head, int blo
          head * cache.head_stride;
 }
 
-template <class T, class C, int kVector>
+template <class T, class C, int kVector, int kDims>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_rope_kernel(const __grid_constant__ Params p, const __grid_constant__ Frequencies frequencies) {
   __shared__ float cosine[kMaxFrequencies], sine[kMaxFrequencies];
-  __shared__ float rotated[kWarps][kMaxDim];
+  __shared__ float rotated[kWarps][kDims];
   const int warp = threadIdx.x / 32, dim = p.head_dim;
   const std::int64_t token = blockIdx.x / p.blocks_per_token;
   int head = static_cast<int>(blockIdx.x % p.blocks_per_token) * kWarps + warp;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   if (is_value) head -= p.num_heads + p.num_kv_heads;
   const Rows& rows = is_query ? p.q : is_key ? p.k : p.v;
   T* row = static_cast<T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
-  LaneRow<T, kVector> x;
+  LaneRow<T, kVector, kDims> x;
   if (is_query || is_key || is_value) x.load(row, dim);
 
   for (int j = threadIdx.x; j < frequencies.count; j += kThreads) {
@@ -176,6 +176,7 @@ bool takes_pieces(const ops::QkNormRopeArgs& args, std::int64_t elements) {
 }  // namespace
 
 void qk_norm_rope(ops::Stream stream, const ops::QkNormRopeArgs& args) {
+  const DeviceGuard guard(args.q.device.index);
   const auto num_heads = static_cast<int>(args.q.shape[1]), num_kv_heads = static_cast<int>(args.k.shape[1]);
   const bool has_streams = args.positions.shape[0] == 3;
   const Params params{.q = rows_of(args.q),
@@ -202,10 +203,12 @@ void qk_norm_rope(ops::Stream stream, const ops::QkNormRopeArgs& args) {
   visit_float(args.q.dtype, [&]<class T>(T) {
     visit_float(args.k_cache.dtype, [&]<class C>(C) {
       constexpr int kVector = 16 / sizeof(T);
-      if (takes_pieces(args, kVector))
-        launch(qk_norm_rope_kernel<T, C, kVector>, params, frequencies);
+      if (!takes_pieces(args, kVector))
+        launch(qk_norm_rope_kernel<T, C, 1, kMaxDim>, params, frequencies);
+      else if (params.head_dim <= 256)  // with fewer registers
+        launch(qk_norm_rope_kernel<T, C, kVector, 256>, params, frequencies);
       else
-        launch(qk_norm_rope_kernel<T, C, 1>, params, frequencies);
+        launch(qk_norm_rope_kernel<T, C, kVector, kMaxDim>, params, frequencies);
     });
   });
 }

@@ -1,7 +1,6 @@
 #include "cpp/src/ops/paged_attention.h"
 
-#include <algorithm>
-
+#include "cpp/src/ops/attention_splits.h"
 #include "cpp/src/ops/checks.h"
 
 namespace deltaic::ops {
@@ -31,8 +30,8 @@ void check_lengths(const Context& ctx, const PagedAttentionArgs& args) {
 
 std::size_t paged_attention_workspace_bytes(std::int64_t num_decodes, std::int64_t max_decode_query_len,
                                             std::int64_t max_seq_len, std::int64_t num_heads, std::int64_t head_dim) {
-  const std::int64_t num_splits = std::min<std::int64_t>((max_seq_len + kKeysPerSplit - 1) / kKeysPerSplit, kMaxSplits);
-  return static_cast<std::size_t>(num_decodes * num_splits * max_decode_query_len * num_heads * (head_dim + 2)) *
+  return static_cast<std::size_t>(num_decodes * max_splits(static_cast<int>(max_seq_len)) * max_decode_query_len *
+                                  num_heads * (head_dim + 2)) *
          sizeof(float);
 }
 

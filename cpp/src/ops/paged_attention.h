@@ -36,16 +36,13 @@ struct PagedAttentionArgs {
 // CPU: f32 q; the order of sums depends on absolute key positions only: a token gives the same bits alone, batched or
 // chunked. CUDA: q, gate and out are f32, f16 or bf16 of one dtype. The order of sums depends on the kernel, and in
 // the decode kernel on the request's own seq_len: a request gives the same bits whatever else is in the batch, and a
-// prompt the same bits in any chunks that run in the prefill kernel.
+// prompt the same bits in any chunks that run in the prefill kernel. block_table, seq_lens, query_start_loc and the
+// keys and values before the new tokens may be read while the previous kernel of the stream still runs: that kernel
+// does not write them (the kernel before it may).
 void paged_attention(const Context& ctx, const PagedAttentionArgs& args);
 
 // Query rows (query tokens times heads of a group) that share one read of keys and values in the decode kernel.
 inline constexpr int kMaxDecodeRows = 16;
-
-// The decode kernel gives kKeysPerSplit keys to a block, or, of long requests, what makes kMaxSplits blocks of a
-// request.
-inline constexpr int kKeysPerSplit = 256;
-inline constexpr int kMaxSplits = 64;
 
 // Bytes of scratch for the partial sums of up to num_decodes requests with max_decode_query_len query tokens and
 // max_seq_len keys each: f32 [num_decodes, splits, max_decode_query_len, num_heads, head_dim + 2].
