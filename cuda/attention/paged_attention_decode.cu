@@ -326,6 +326,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     compute_items<T, kDim, kColumns>(p, shared, first_split);
   else
     copy_tiles<T, kDim, kColumns>(maps, p, shared, first_split);
+#else
+  __trap();  // not built for this chip
 #endif
 }
 

@@ -331,6 +331,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     compute_tiles<T, kDim>(p, tile, shared);
   }
+#else
+  __trap();  // not built for this chip
 #endif
 }
 
