@@ -1,10 +1,14 @@
 #include <doctest/doctest.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -14,6 +18,27 @@
 
 namespace deltaic {
 namespace {
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space of their own
+TEST_CASE("threads that the system does not start are an error with the numbers") {
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  std::ifstream statm("/proc/self/statm");
+  rlim_t pages = 0;
+  statm >> pages;
+  REQUIRE(pages > 0);
+  const rlimit tight{pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (128U << 20), before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
+  std::string message;
+  try {
+    const ThreadPool pool(2000);
+  } catch (const OutOfMemory& error) {
+    message = error.what();
+  }
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+  CHECK(message.starts_with("num_threads is 2000, and the system starts no more than "));
+}
+#endif
 
 TEST_CASE("parallel_for runs every item once") {
   for (const int num_threads : {1, 2, 5}) {

@@ -4,6 +4,7 @@
 
 #include <deltaic/error.h>
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include "cpp/src/loader/safetensors.h"
 #include "tests_cpp/support/temp_dir.h"
@@ -149,6 +150,9 @@ TEST_CASE("a file that is missing, or a folder, is refused by name") {
   const auto missing = dir.path() / "none.safetensors";
   CHECK(error_of(missing) == missing.string() + " cannot be opened: No such file or directory");
   CHECK(error_of(dir.path()) == dir.path().string() + " is not a regular file");
+  const std::filesystem::path pipe = dir.path() / "pipe.safetensors";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(error_of(pipe) == pipe.string() + " is not a regular file");
 }
 
 TEST_CASE("shards are opened by their index") {

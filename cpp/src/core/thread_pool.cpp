@@ -120,6 +120,13 @@ struct ThreadPool::Impl {
     }
   }
 
+  void stop() {
+    stopping.store(true);
+    loops.fetch_add(1);
+    loops.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   // The number of the newest loop, `seen` when woken without one.
   std::uint32_t wait_for_loop(std::uint32_t seen) {
     for (int spin = 0; spin < kSpins; ++spin) {
@@ -137,15 +144,18 @@ struct ThreadPool::Impl {
 ThreadPool::ThreadPool(int num_threads) : impl_(std::make_unique<Impl>()) {
   DELTAIC_CHECK(num_threads >= 0, "num_threads is ", num_threads, ", it must be 0 (all processors) or more");
   if (num_threads == 0) num_threads = available_processors();
-  for (int i = 1; i < num_threads; ++i) impl_->workers.emplace_back([impl = impl_.get()] { impl->worker_loop(); });
+  try {
+    impl_->workers.reserve(static_cast<std::size_t>(num_threads) - 1);
+    for (int i = 1; i < num_threads; ++i) impl_->workers.emplace_back([impl = impl_.get()] { impl->worker_loop(); });
+  } catch (const std::exception& error) {
+    const int num_started = this->num_threads();
+    impl_->stop();
+    throw OutOfMemory(detail::concat("num_threads is ", num_threads, ", and the system starts no more than ",
+                                     num_started, ": ", error.what()));
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  impl_->stopping.store(true);
-  impl_->loops.fetch_add(1);
-  impl_->loops.notify_all();
-  for (std::thread& worker : impl_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() { impl_->stop(); }
 
 int ThreadPool::num_threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
 

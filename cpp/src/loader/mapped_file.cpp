@@ -23,7 +23,8 @@ struct FileDescriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
-  const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  // Without O_NONBLOCK, opening a named pipe waits for a writer.
+  const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   DELTAIC_CHECK(file.value >= 0, path.string(), " cannot be opened: ", std::strerror(errno));
   struct stat status{};
   DELTAIC_CHECK(::fstat(file.value, &status) == 0, path.string(), " cannot be read: ", std::strerror(errno));
