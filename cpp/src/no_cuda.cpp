@@ -3,6 +3,8 @@
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/batch_memcpy.h"
+#include "cpp/src/ops/gated_delta_net.h"
+#include "cpp/src/ops/gdn_mixer.h"
 #include "cpp/src/ops/paged_attention.h"
 #include "cpp/src/ops/rms_norm.h"
 #include "cpp/src/ops/rotary.h"
@@ -25,6 +27,16 @@ void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); 
 void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
 void paged_attention(ops::Stream, const ops::PagedAttentionArgs&) { no_cuda("paged_attention"); }
 void qk_norm_rope(ops::Stream, const ops::QkNormRopeArgs&) { no_cuda("qk_norm_rope"); }
+void causal_conv(ops::Stream, const ops::GdnShape&, const ops::GdnProjectionLayout&, TensorView, TensorView,
+                 const ops::GdnSequences&, TensorView, TensorView) {
+  no_cuda("causal_conv");
+}
+void gated_delta_rule(ops::Stream, const ops::GdnShape&, const ops::GdnProjectionLayout&, TensorView, TensorView,
+                      TensorView, TensorView, const ops::GdnSequences&, TensorView, TensorView) {
+  no_cuda("gated_delta_rule");
+}
+std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape&, DType, std::int64_t, std::int64_t) { no_cuda("gdn_mixer"); }
+void gdn_mixer(ops::Stream, const ops::GdnMixerArgs&) { no_cuda("gdn_mixer"); }
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
 Buffer upload_state_copy_tables(const ops::StateCopyPlan&) { no_cuda("state copies"); }

@@ -31,24 +31,25 @@ struct GdnSequences {
   TensorView query_start_loc;    // [num_seqs + 1] i32
   TensorView state_indices;      // [num_seqs] i32, any stride; -1: an inert padding row (nothing read or written)
   TensorView has_initial_state;  // [num_seqs] u8; 0: the slot's content is ignored and both states start at zero
+  int num_decodes = 0;           // the first so many have one token each, sequence i token i; 0 is always right
 };
 
 // Depthwise causal convolution over q, k, v, then SiLU (model-spec 9.2), continuing from and updating the conv state.
-//   proj        [num_tokens, row] f32 (CPU), rows contiguous, any row stride
+//   proj        [num_tokens, row] f32 (CPU); f32 | f16 | bf16 (CUDA); rows contiguous, any row stride
 //   weight      [conv_dim, conv_kernel] f32, channels in the plain order q | k | v; tap conv_kernel - 1 meets the
 //               current token
 //   conv_state  [num_slots, conv_dim, >= conv_kernel - 1] f32 | f16 | bf16, any slot stride: the last conv_kernel - 1
 //               inputs of each channel, oldest first
-//   out         [num_tokens, conv_dim] f32 (CPU), contiguous, plain order
+//   out         [num_tokens, conv_dim] dtype of proj, contiguous, plain order
 void causal_conv(const Context& ctx, const GdnShape& shape, const GdnProjectionLayout& layout, TensorView proj,
                  TensorView weight, const GdnSequences& sequences, TensorView conv_state, TensorView out);
 
 // The gated delta rule (model-spec 9.3) with its gates and l2 norms, continuing from and updating the state.
-//   qkv       [num_tokens, conv_dim] f32: what causal_conv gave
-//   proj      [num_tokens, row]: b and a are read from it
+//   qkv       [num_tokens, conv_dim] f32 (CPU); f32 | f16 | bf16 (CUDA): what causal_conv gave
+//   proj      [num_tokens, row] dtype of qkv: b and a are read from it
 //   A_log, dt_bias  [num_value_heads] f32
 //   temporal  [num_slots, num_value_heads, value_head_dim, key_head_dim] f32 | bf16 | f16, any slot stride
-//   out       [num_tokens, num_value_heads, value_head_dim] f32, contiguous
+//   out       [num_tokens, num_value_heads, value_head_dim] dtype of qkv, contiguous
 // The state of a sequence is advanced token by token in f32 and rounded to the state's dtype once, at the end of its
 // span: with f32 state, any split of a sequence gives the same bits.
 void gated_delta_rule(const Context& ctx, const GdnShape& shape, const GdnProjectionLayout& layout, TensorView qkv,
@@ -65,5 +66,13 @@ void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops
                       TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
                       const ops::GdnSequences& sequences, TensorView temporal, TensorView out);
 }  // namespace cpu
+namespace cuda {
+void causal_conv(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
+                 TensorView proj, TensorView weight, const ops::GdnSequences& sequences, TensorView conv_state,
+                 TensorView out);
+void gated_delta_rule(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
+                      TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
+                      const ops::GdnSequences& sequences, TensorView temporal, TensorView out);
+}  // namespace cuda
 
 }  // namespace deltaic

@@ -1,0 +1,190 @@
+// A GDN layer between its projections: decodes in one kernel, the rest in convolution, delta rule and gated norm.
+//   the norm: a warp kRows (token, head) pairs, in place; bound by memory
+#include "cpp/src/ops/gdn_mixer.h"
+
+#include "cuda/device/convert.cuh"
+#include "cuda/handles.h"
+#include "cuda/launch.cuh"
+#include "cuda/ops/gdn_decode.h"
+#include "cuda/ops/gdn_math.cuh"
+#include "cuda/ops/gdn_prefill.h"
+
+namespace deltaic::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kRows = 4;  // a warp
+constexpr std::size_t kAlignment = 128;
+
+template <class T>
+struct NormParams {
+  ops::GdnShape shape;
+  std::int64_t z, z_group_stride;
+  const T* proj;
+  std::int64_t proj_stride;
+  const float* weight;
+  float eps;
+  std::int64_t num_rows;  // tokens times heads
+  T* out;
+};
+
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) Vector {
+  T values[kVector];
+};
+
+// kVector divides the head dim; rows of out and z are aligned to as many elements. kIsOnePass: a row fits a warp.
+template <class T, int kVector, bool kIsOnePass>
+__global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_constant__ NormParams<T> p) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const std::int64_t first = (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
+  const int lane = static_cast<int>(threadIdx.x) % 32, dim = p.shape.value_head_dim;
+  const int ratio = p.shape.num_value_heads / p.shape.num_key_heads;
+  using Values = Vector<T, kVector>;
+  const auto gate_row = [&](std::int64_t row) {
+    const int head = static_cast<int>(row % p.shape.num_value_heads);
+    return p.proj + row / p.shape.num_value_heads * p.proj_stride + p.z + head / ratio * p.z_group_stride +
+           head % ratio * dim;
+  };
+  const auto inverse_rms = [&](float sum) { return 1.0F / sqrtf(warp_sum(sum) / static_cast<float>(dim) + p.eps); };
+  const auto result = [&](const Values& x, const Values& gate, float scale, int column) {
+    Values y;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j)
+      y.values[j] =
+          from_float<T>(to_float(x.values[j]) * scale * p.weight[column + j] * silu(to_float(gate.values[j])));
+    return y;
+  };
+  if constexpr (kIsOnePass) {
+    const int column = lane * kVector;
+    Values x[kRows] = {}, gate[kRows] = {};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (first + i < p.num_rows && column < dim) {
+        x[i] = *reinterpret_cast<const Values*>(p.out + (first + i) * dim + column);
+        gate[i] = *reinterpret_cast<const Values*>(gate_row(first + i) + column);
+      }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (first + i >= p.num_rows) break;
+      float sum = 0.0F;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) sum += to_float(x[i].values[j]) * to_float(x[i].values[j]);
+      const float scale = inverse_rms(sum);
+      if (column < dim)
+        *reinterpret_cast<Values*>(p.out + (first + i) * dim + column) = result(x[i], gate[i], scale, column);
+    }
+  } else {
+    for (std::int64_t row = first; row < first + kRows && row < p.num_rows; ++row) {
+      T* out = p.out + row * dim;
+      const T* z = gate_row(row);
+      float sum = 0.0F;
+      for (int i = lane * kVector; i < dim; i += 32 * kVector)
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) sum += to_float(out[i + j]) * to_float(out[i + j]);
+      const float scale = inverse_rms(sum);
+      for (int i = lane * kVector; i < dim; i += 32 * kVector)
+        *reinterpret_cast<Values*>(out + i) =
+            result(*reinterpret_cast<const Values*>(out + i), *reinterpret_cast<const Values*>(z + i), scale, i);
+    }
+  }
+}
+
+template <class T>
+void norm_and_gate(ops::Stream stream, const ops::GdnMixerArgs& args, std::int64_t first_token) {
+  const ops::GdnShape& shape = args.shape;
+  const std::int64_t num_rows = (args.proj.shape[0] - first_token) * shape.num_value_heads;
+  const NormParams<T> params{
+      .shape = shape,
+      .z = args.layout.z,
+      .z_group_stride = args.layout.z_group_stride,
+      .proj = static_cast<const T*>(args.proj.data) + first_token * args.proj.stride[0],
+      .proj_stride = args.proj.stride[0],
+      .weight = static_cast<const float*>(args.norm_weight.data),
+      .eps = args.eps,
+      .num_rows = num_rows,
+      .out = static_cast<T*>(args.out.data) + first_token * shape.num_value_heads * shape.value_head_dim};
+  const DependentLaunch launch{.grid = dim3(static_cast<unsigned>((num_rows + kWarps * kRows - 1) / (kWarps * kRows))),
+                               .block = dim3(kWarps * 32),
+                               .stream = native(stream)};
+  constexpr int kVector = 4;
+  constexpr std::uintptr_t kBytes = kVector * sizeof(T);
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(args.proj.data) % kBytes == 0 &&
+                          reinterpret_cast<std::uintptr_t>(args.out.data) % kBytes == 0 &&
+                          args.proj.stride[0] % kVector == 0 && args.layout.z % kVector == 0 &&
+                          args.layout.z_group_stride % kVector == 0 && shape.value_head_dim % kVector == 0;
+  if (is_aligned && shape.value_head_dim <= 32 * kVector)
+    launch(gdn_norm_kernel<T, kVector, true>, params);
+  else
+    launch(gdn_norm_kernel<T, 1, false>, params);
+}
+
+std::size_t qkv_bytes(const ops::GdnShape& shape, DType dtype, std::int64_t num_tokens) {
+  const std::size_t size = static_cast<std::size_t>(num_tokens * shape.conv_dim()) * size_of(dtype);
+  return (size + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape& shape, DType dtype, std::int64_t num_tokens,
+                                      std::int64_t num_seqs) {
+  return kAlignment + qkv_bytes(shape, dtype, num_tokens) + gdn_prefill_workspace_bytes(shape, num_tokens, num_seqs);
+}
+
+void gdn_mixer(ops::Stream stream, const ops::GdnMixerArgs& args) {
+  const ops::GdnSequences& all = args.sequences;
+  const std::int64_t num_tokens = args.proj.shape[0], num_seqs = all.state_indices.shape[0];
+  std::int64_t first = all.num_decodes;  // sequence and token that the decode kernel leaves
+  if (first > 0) {
+    const GdnDecodeArgs decode{.shape = args.shape,
+                               .layout = args.layout,
+                               .proj = args.proj.slice(0, first),
+                               .conv_weight = args.conv_weight,
+                               .A_log = args.A_log,
+                               .dt_bias = args.dt_bias,
+                               .norm_weight = args.norm_weight,
+                               .eps = args.eps,
+                               .state_indices = all.state_indices.slice(0, first),
+                               .has_initial_state = all.has_initial_state.slice(0, first),
+                               .conv_state = args.conv_state,
+                               .temporal = args.temporal,
+                               .out = args.out.slice(0, first)};
+    if (can_decode_gdn(decode))
+      gdn_decode(stream, decode);
+    else
+      first = 0;
+  }
+  if (first == num_seqs || first == num_tokens) return;
+
+  const ops::GdnSequences rest{.query_start_loc = all.query_start_loc.slice(first, num_seqs + 1),
+                               .state_indices = all.state_indices.slice(first, num_seqs),
+                               .has_initial_state = all.has_initial_state.slice(first, num_seqs)};
+  auto* memory = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(args.workspace.data) + kAlignment - 1) /
+                                         kAlignment * kAlignment);
+  const TensorView qkv = make_view(memory, args.proj.dtype, {num_tokens, args.shape.conv_dim()}, args.proj.device);
+  memory += qkv_bytes(args.shape, args.proj.dtype, num_tokens);
+  causal_conv(stream, args.shape, args.layout, args.proj, args.conv_weight, rest, args.conv_state, qkv);
+  const GdnPrefillArgs prefill{
+      .shape = args.shape,
+      .layout = args.layout,
+      .qkv = qkv,
+      .proj = args.proj,
+      .A_log = args.A_log,
+      .dt_bias = args.dt_bias,
+      .sequences = rest,
+      .temporal = args.temporal,
+      .workspace = make_view(
+          memory, DType::u8,
+          {static_cast<std::int64_t>(gdn_prefill_workspace_bytes(args.shape, num_tokens, rest.state_indices.shape[0]))},
+          args.proj.device),
+      .out = args.out};
+  if (can_prefill_gdn(prefill))
+    gdn_prefill(stream, prefill);
+  else
+    gated_delta_rule(stream, args.shape, args.layout, qkv, args.proj, args.A_log, args.dt_bias, rest, args.temporal,
+                     args.out);
+  visit_float(args.proj.dtype, [&]<class T>(T) { norm_and_gate<T>(stream, args, first); });
+}
+
+}  // namespace deltaic::cuda
