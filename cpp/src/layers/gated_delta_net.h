@@ -37,14 +37,11 @@ struct GatedDeltaNet {
   void add_projection(ops::Weight weight);
 
   struct Buffers {
-    TensorView proj;  // [num_tokens, row_size]
-    TensorView qkv;   // [num_tokens, conv_dim] after the convolution
-    TensorView out;   // [num_tokens, num_value_heads * value_head_dim]
+    TensorView proj;   // [num_tokens, row_size]
+    TensorView mixer;  // what gdn_mixer needs
+    TensorView out;    // [num_tokens, num_value_heads * value_head_dim]
   };
   Buffers take_buffers(Workspace& workspace, std::int64_t num_tokens) const;
-
- private:
-  void apply_norm_and_gate(const ops::Context& ctx, const TensorView& proj, const TensorView& out) const;
 };
 
 }  // namespace deltaic
