@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -184,3 +185,42 @@ def test_base_install_needs_none_of_the_packages() -> None:
         "import sys, deltaic, deltaic.cli; sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'pydantic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), timeout=60, check=False).returncode == 0
+
+
+def test_sigterm_within_a_step_that_does_not_end() -> None:
+    code = """
+import time
+from types import SimpleNamespace
+from deltaic import AsyncLLM, text_engine
+from deltaic.server import ServerSettings
+from deltaic.server.run import address, listen, run_server
+from scripted_engine import ScriptedEngine
+
+engine = ScriptedEngine(lambda *_: [7] * 9, on_step=lambda: (print("stepping", flush=True), time.sleep(60)))
+text_engine.Engine = SimpleNamespace(from_checkpoint=lambda *_: engine)
+with listen("127.0.0.1", 0) as sock:
+    llm = AsyncLLM()
+    print(address(sock), flush=True)
+    run_server(llm, ServerSettings(), sock)
+"""
+    path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            url = f"http://{process.stdout.readline().strip()}"
+            answers: list[httpx.Response] = []
+            body = {"prompt": "x"}
+            thread = threading.Thread(
+                target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
+            )
+            thread.start()
+            assert process.stdout.readline() == "stepping\n"
+            started = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+            assert time.monotonic() - started < 2
+            thread.join()
+        finally:
+            process.kill()
+    assert answers[0].status_code == 503
