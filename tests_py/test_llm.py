@@ -449,6 +449,20 @@ def test_generator_that_ends_within_a_step_is_aborted_behind_it(make: Maker) -> 
 # ---- trouble ----
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_logprobs": -2}, "max_logprobs must be at least -1, got -2"),
+        ({"max_logprobs": "many"}, "max_logprobs must be an integer, got 'many'"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
+    ],
+)
+def test_option_of_no_meaning_is_refused_by_name(make: Maker, options: dict[str, Any], words: str) -> None:
+    make("fine")
+    with pytest.raises(ValueError, match=words):
+        LLM(**options)
+
+
 def test_failed_request_says_so_and_leaves_the_others_alone(make: Maker) -> None:
     llm, _ = make("fine", failing={"1": "the logits are not finite"})
     with pytest.warns(RuntimeWarning, match="request 1 failed: the logits are not finite"):

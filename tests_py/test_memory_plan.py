@@ -154,3 +154,20 @@ def test_context_shorter_than_a_block_is_kept(tmp_path: Path) -> None:
 def test_a_step_has_no_more_tokens_than_the_requests(hybrid: _core.ModelConfig) -> None:
     config = EngineConfig(max_num_batched_tokens=2**31 - 1, max_num_seqs=3, max_model_len=100)
     assert plan_sizes(hybrid, config)[0].max_num_batched_tokens == 300
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("poison_caches", "yes"),
+        ("enable_prefix_caching", None),
+        ("async_scheduling", 1),
+        ("enable_chunked_prefill", 0),
+        ("gpu_memory_utilization", "0.9"),
+        ("gpu_memory_utilization", float("nan")),
+        ("gpu_memory_utilization", True),
+    ],
+)
+def test_switch_or_share_of_another_type_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        EngineConfig(**{name: value})  # type: ignore[arg-type]

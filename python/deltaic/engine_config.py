@@ -60,8 +60,12 @@ class EngineConfig:
             raise ValueError(
                 f"mamba_block_size must be a multiple of block_size, got {self.mamba_block_size} and {self.block_size}"
             )
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        for name in ("enable_prefix_caching", "async_scheduling", "poison_caches", "enable_chunked_prefill"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
