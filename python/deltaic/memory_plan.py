@@ -68,8 +68,10 @@ def _fit(model: _core.ModelConfig, config: EngineConfig, options: _core.MemoryPl
     wanted_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     options.max_model_len, options.max_num_seqs = wanted_len, wanted_seqs
     # Running requests take state slots before anything else, so first see that there are not too many of them.
+    # Snapshots that the user asked for must be of use: a length without any is no way to make them fit.
+    shortest = config.mamba_block_size + 1 if config.num_snapshot_slots else config.block_size
     while True:
-        options.max_model_len = wanted_len if config.max_model_len is not None else min(config.block_size, wanted_len)
+        options.max_model_len = wanted_len if config.max_model_len is not None else min(shortest, wanted_len)
         try:
             kv_cache = _core.plan_kv_cache(model, options)
             break
