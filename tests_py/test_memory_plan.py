@@ -176,5 +176,5 @@ def test_switch_or_share_of_another_type_is_refused_by_name(name: str, value: ob
 def test_snapshots_that_do_not_fit_are_refused(hybrid: _core.ModelConfig) -> None:
     """max_model_len does not shrink until no prefix is long enough for a snapshot."""
     config = EngineConfig(num_snapshot_slots=10**6, kv_cache_memory_bytes=64 << 20)
-    with pytest.raises(MemoryError, match="1000000 snapshots.*num_snapshot_slots"):
+    with pytest.raises(MemoryError, match=r"1000000 snapshots.*num_snapshot_slots"):
         plan_sizes(hybrid, config)
