@@ -118,3 +118,9 @@ def test_broken_json_names_the_file(tmp_path: Path, default_model: Path, content
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
         Tokenizer(tmp_path)
+
+
+def test_number_of_tokens_is_bounded_by_the_length(tokenizer: Tokenizer) -> None:
+    for text in ("", "a", "Once upon a time", " " * 500, "🌶" * 50, "\u1112\u1161\u11ab" * 50, "<|im_end|>" * 20):
+        assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text))
+    assert tokenizer.min_num_tokens("a" * 10_000) > 100

@@ -256,7 +256,7 @@ def serve(
     seed: Annotated[int | None, typer.Option(help="Make requests without a seed of their own repeatable.")] = None,
     max_logprobs: Annotated[int, typer.Option(help="Most log probabilities of a token; -1: no limit.")] = 20,
     max_waiting: Annotated[int, typer.Option(help="Most completions that wait; more are answered 429.")] = 1024,
-    max_body_bytes: Annotated[int, typer.Option(help="Largest request; a larger one is answered 413.")] = 16 << 20,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request; a larger one is answered 413.")] = 8 << 20,
     stall_timeout: Annotated[float, typer.Option(help="Seconds after which a step makes /health fail.")] = 120.0,
     access_log: Annotated[bool, typer.Option("--access-log", help="Show a line for each request.")] = False,
     debug: Debug = False,

@@ -12,6 +12,7 @@ from deltaic.sampling_params import SamplingParams
 from deltaic.tokenizer import Tokenizer
 
 _INT63_MASK = 2**63 - 1
+_LONG_TEXT_CHARS = 100_000
 
 
 class TextPrompt(TypedDict):
@@ -102,7 +103,11 @@ class InputProcessor:
         )
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        token_ids = self._need_tokenizer("a prompt as text").encode(text, add_special_tokens)
+        tokenizer = self._need_tokenizer("a prompt as text")
+        # A text far too long is refused before it costs seconds and memory.
+        if len(text) > _LONG_TEXT_CHARS and (num_tokens := tokenizer.min_num_tokens(text)) >= self._max_model_len:
+            raise self._too_long(f"at least {num_tokens}")
+        token_ids = tokenizer.encode(text, add_special_tokens)
         # The tokenizer may know tokens for which a cut-down model has no row.
         return self._check_token_ids(token_ids)
 
@@ -114,6 +119,8 @@ class InputProcessor:
     def _check_token_ids(self, token_ids: object) -> list[int]:
         if isinstance(token_ids, (str, bytes, Mapping)) or not hasattr(token_ids, "__iter__"):
             raise TypeError(f"prompt_token_ids must be a list of token ids, got {type(token_ids).__name__}")
+        if isinstance(token_ids, list):
+            self._check_length(token_ids)
         checked = []
         for i, token_id in enumerate(token_ids):
             if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
@@ -131,10 +138,13 @@ class InputProcessor:
         if not token_ids:
             raise ValueError("the prompt must hold at least 1 token, got 0")
         if len(token_ids) >= self._max_model_len:
-            raise ValueError(
-                f"the prompt has {len(token_ids)} tokens, and max_model_len = {self._max_model_len} has room for "
-                f"{self._max_model_len - 1}: shorten the prompt or raise max_model_len"
-            )
+            raise self._too_long(str(len(token_ids)))
+
+    def _too_long(self, num_tokens: str) -> ValueError:
+        return ValueError(
+            f"the prompt has {num_tokens} tokens, and max_model_len = {self._max_model_len} has room for "
+            f"{self._max_model_len - 1}: shorten the prompt or raise max_model_len"
+        )
 
     def _check_params(self, params: SamplingParams) -> None:
         for i, token_id in enumerate(params.stop_token_ids or ()):

@@ -12,6 +12,7 @@ from deltaic import _core
 from deltaic.checkpoint import one_line, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
+_NFC_SHRINKS = 3  # at most: three Hangul letters of 3 bytes each become one syllable of 3
 
 
 class Tokenizer:
@@ -39,6 +40,7 @@ class Tokenizer:
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
         self._special_ids = frozenset(i for i, content in self._added.items() if content in special)
         self._bytes: dict[int, bytes] = {}
+        self._max_token_bytes: int | None = None  # counted when first needed
         self.eos_token_id = self.token_to_id(_content(self.config.get("eos_token")))
         self.bos_token_id = self.token_to_id(_content(self.config.get("bos_token")))
         self.pad_token_id = self.token_to_id(_content(self.config.get("pad_token")))
@@ -69,6 +71,23 @@ class Tokenizer:
             raise ValueError(f"the text holds a lone surrogate at character {error.start}, which is not text") from None
         # Of the library's ways to encode this one lets other threads run meanwhile.
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def min_num_tokens(self, text: str) -> int:
+        """Return a number of tokens that `text` cannot do without, from its length alone; 0 when nothing is known."""
+        if self._max_token_bytes is None:
+            self._max_token_bytes = self._longest()
+        if not self._max_token_bytes:
+            return 0
+        return -(-len(text.encode("utf-8", "replace")) // self._max_token_bytes)
+
+    def _longest(self) -> int:
+        """Return the most bytes of a text that one token can stand for; 0: any number."""
+        normalizer = type(self._backend.normalizer).__name__
+        added = self._backend.get_added_tokens_decoder().values()
+        if normalizer not in ("NoneType", "NFC") or any(token.lstrip or token.rstrip for token in added):
+            return 0
+        longest = max(len(_to_bytes(token)) for token in self._backend.get_vocab(with_added_tokens=True))
+        return longest * (_NFC_SHRINKS if normalizer == "NFC" else 1)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""

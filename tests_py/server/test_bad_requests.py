@@ -93,7 +93,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[1], [HUGE]]}, f"got {HUGE}"),
     ({"prompt": ["a"] * 1_000_000}, "prompt: List should have at most 2048 items"),  # D105
     ({"prompt": [[1]] * 1_000_000}, "prompt: List should have at most 2048 items"),
-    ({"prompt": "a" * 1_000_000}, "1000000 tokens, and max_model_len = 4096"),  # D104
+    ({"prompt": "a" * 1_000_000}, "the prompt has at least 23810 tokens, and max_model_len = 4096"),  # D104
     ({"prompt": [7] * 4096}, "the prompt has 4096 tokens, and max_model_len = 4096"),
     ({"prompt": "a\ud800"}, "lone surrogate at character 1"),
     ({"logprobs": 21}, "logprobs must be at most max_logprobs = 20, got 21"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DEFAULT_MAX_BODY_BYTES = 16 << 20
+DEFAULT_MAX_BODY_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
