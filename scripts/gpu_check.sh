@@ -51,16 +51,20 @@ if step configure cmake --preset cuda -DDELTAIC_PYTHON=ON -DPython_EXECUTABLE="$
     step pytest env PYTHONPATH=python python3 -m pytest tests_py -p no:cacheprovider
   fi
   if [ -n "$sanitize" ]; then
-    for tool in memcheck racecheck; do
-      step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-        "$build/tests_cpp/test_state_copy" --test-case='*[sanitizer]*'
+    programs=(test_state_copy test_attention_kernels test_gdn_mixer)
+    [ -n "$only" ] && programs=("$only")
+    for tool in memcheck racecheck initcheck; do
+      for program in "${programs[@]}"; do
+        step "$tool-$program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+          "$build/tests_cpp/$program" --test-case='*[sanitizer]*'
+      done
     done
   fi
   for bench in "${benches[@]}"; do step "$bench" "$build/$bench"; done
 fi
 
 for bench in "${benches[@]}"; do [ -e "$logs/$bench.log" ] && cat "$logs/$bench.log"; done
-for log in pytest "$only" memcheck racecheck; do [ -n "$log" ] && [ -e "$logs/$log.log" ] && tail -n 3 "$logs/$log.log"; done
+for log in "$logs"/{pytest,"$only",memcheck-*,racecheck-*,initcheck-*}.log; do [ -e "$log" ] && tail -n 3 "$log"; done
 echo "== $(git rev-parse --short HEAD 2>/dev/null) on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null)"
 printf '%s\n' "${results[@]}"
 exit $failed
