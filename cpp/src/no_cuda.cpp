@@ -1,10 +1,15 @@
 // Every CUDA entry point of a build without CUDA: a clear Unsupported. Compiled instead of cuda/.
 #include "cpp/src/check.h"
 #include "cpp/src/core/buffer.h"
+#include "cpp/src/core/matmul.h"
 #include "cpp/src/core/transfer.h"
+#include "cpp/src/ops/activation.h"
 #include "cpp/src/ops/batch_memcpy.h"
+#include "cpp/src/ops/embedding.h"
 #include "cpp/src/ops/gated_delta_net.h"
 #include "cpp/src/ops/gdn_mixer.h"
+#include "cpp/src/ops/linear.h"
+#include "cpp/src/ops/moe.h"
 #include "cpp/src/ops/paged_attention.h"
 #include "cpp/src/ops/rms_norm.h"
 #include "cpp/src/ops/rotary.h"
@@ -21,6 +26,7 @@ namespace {
 }  // namespace
 
 std::shared_ptr<void> allocate(std::size_t, int) { no_cuda("a buffer on a CUDA device"); }
+std::shared_ptr<Matmul> make_matmul(int) { no_cuda("products on a CUDA device"); }
 int num_devices() { return 0; }
 void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); }
 
@@ -37,6 +43,18 @@ void gated_delta_rule(ops::Stream, const ops::GdnShape&, const ops::GdnProjectio
 }
 std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape&, DType, std::int64_t, std::int64_t) { no_cuda("gdn_mixer"); }
 void gdn_mixer(ops::Stream, const ops::GdnMixerArgs&) { no_cuda("gdn_mixer"); }
+void linear(ops::Stream, Matmul*, TensorView, const ops::Weight&, const ops::LinearOptions&, TensorView) {
+  no_cuda("linear");
+}
+void embedding(ops::Stream, TensorView, const ops::Weight&, TensorView) { no_cuda("embedding"); }
+void silu_mul(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("silu_mul"); }
+void sigmoid_mul(ops::Stream, TensorView, TensorView) { no_cuda("sigmoid_mul"); }
+void moe_router(ops::Stream, TensorView, bool, TensorView, TensorView) { no_cuda("moe_router"); }
+void moe_experts(ops::Stream, TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, TensorView) {
+  no_cuda("moe_experts");
+}
+std::size_t moe_scratch_bytes(std::int64_t, int, std::int64_t, std::int64_t, std::int64_t) { no_cuda("moe_experts"); }
+void add_sigmoid_scaled(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("add_sigmoid_scaled"); }
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
 Buffer upload_state_copy_tables(const ops::StateCopyPlan&) { no_cuda("state copies"); }

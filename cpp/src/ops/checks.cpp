@@ -59,4 +59,9 @@ ThreadPool& threads_of(const char* op, const Context& ctx) {
   return *ctx.threads;
 }
 
+std::initializer_list<DType> float_types(const Context& ctx) {
+  static constexpr std::initializer_list<DType> kCpu = {DType::f32}, kCuda = {DType::f32, DType::f16, DType::bf16};
+  return ctx.device.type == DeviceType::cpu ? kCpu : kCuda;
+}
+
 }  // namespace deltaic::ops

@@ -18,6 +18,9 @@ void check_tensor(const char* op, const char* name, const TensorView& tensor, co
 void check_contiguous(const char* op, const char* name, const TensorView& tensor, const Context& ctx,
                       std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape);
 
+// The dtypes of activations: f32 on the CPU; f32, f16 and bf16 on CUDA.
+std::initializer_list<DType> float_types(const Context& ctx);
+
 // Throws Unsupported naming the op for a device that has no kernel for it.
 [[noreturn]] void throw_unsupported(const char* op, const Context& ctx);
 

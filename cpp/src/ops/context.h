@@ -4,7 +4,10 @@
 
 namespace deltaic {
 class ThreadPool;
+namespace cuda {
+class Matmul;
 }
+}  // namespace deltaic
 
 namespace deltaic::ops {
 
@@ -18,6 +21,7 @@ struct Context {
   Device device{};
   Stream stream{};
   ThreadPool* threads = nullptr;
+  cuda::Matmul* matmul = nullptr;  // CUDA: products of many tokens (core/matmul.h); of this stream alone
 };
 
 }  // namespace deltaic::ops

@@ -6,12 +6,16 @@ namespace deltaic::ops {
 
 void embedding(const Context& ctx, TensorView ids, const Weight& table, TensorView y) {
   const char* op = "embedding";
-  if (ctx.device.type != DeviceType::cpu) throw_unsupported(op, ctx);
   check_contiguous(op, "ids", ids, ctx, {DType::i32}, {kAnySize});
   check_tensor(op, "table", table.view, ctx, {DType::f32, DType::f16, DType::bf16}, {kAnySize, kAnySize});
-  check_tensor(op, "y", y, ctx, {DType::f32}, {ids.shape[0], table.view.shape[1]});
+  check_tensor(op, "y", y, ctx, float_types(ctx), {ids.shape[0], table.view.shape[1]});
   if (y.numel() == 0) return;
-  cpu::embedding(threads_of(op, ctx), ids, table, y);
+  switch (ctx.device.type) {
+    case DeviceType::cpu:
+      return cpu::embedding(threads_of(op, ctx), ids, table, y);
+    case DeviceType::cuda:
+      return cuda::embedding(ctx.stream, ids, table, y);
+  }
 }
 
 }  // namespace deltaic::ops

@@ -6,14 +6,18 @@ namespace deltaic::ops {
 
 void linear(const Context& ctx, TensorView x, const Weight& weight, const LinearOptions& options, TensorView y) {
   const char* op = "linear";
-  if (ctx.device.type != DeviceType::cpu) throw_unsupported(op, ctx);
-  check_tensor(op, "x", x, ctx, {DType::f32}, {kAnySize, kAnySize});
+  const bool on_cpu = ctx.device.type == DeviceType::cpu;
+  check_tensor(op, "x", x, ctx, float_types(ctx), {kAnySize, kAnySize});
   check_tensor(op, "weight", weight.view, ctx, {DType::f32, DType::f16, DType::bf16}, {kAnySize, x.shape[1]});
-  check_tensor(op, "y", y, ctx, {DType::f32}, {x.shape[0], weight.out_features()});
+  check_tensor(op, "y", y, ctx, float_types(ctx), {x.shape[0], weight.out_features()});
+  DELTAIC_CHECK(on_cpu || x.dtype == DType::f32 || x.dtype == weight.view.dtype, op, ": x is ", name(x.dtype),
+                ", weight is ", name(weight.view.dtype));
+  DELTAIC_CHECK(y.dtype == x.dtype || y.dtype == DType::f32, op, ": x is ", name(x.dtype), ", y is ", name(y.dtype));
   if (options.bias.data != nullptr)
     check_contiguous(op, "bias", options.bias, ctx, {DType::f32}, {weight.out_features()});
   if (y.numel() == 0) return;
-  cpu::linear(threads_of(op, ctx), x, weight, options, y);
+  if (on_cpu) return cpu::linear(threads_of(op, ctx), x, weight, options, y);
+  cuda::linear(ctx.stream, ctx.matmul, x, weight, options, y);
 }
 
 }  // namespace deltaic::ops

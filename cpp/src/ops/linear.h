@@ -12,10 +12,12 @@ struct LinearOptions {
 };
 
 // y[t, :] = x[t, :] W^T (+ bias), products and sums in f32.
-//   x       [num_tokens, in_features]   f32 (CPU); rows contiguous, any row stride
-//   weight  [out_features, in_features] f32 | f16 | bf16
-//   y       [num_tokens, out_features]  f32 (CPU); rows contiguous, any row stride; must not overlap x
-// The order in which one element is summed does not depend on num_tokens: a row gives the same bits in any batch.
+//   x       [num_tokens, in_features]   f32 (CPU); f32 | f16 | bf16 (CUDA); rows contiguous, any row stride
+//   weight  [out_features, in_features] f32 | f16 | bf16; on CUDA the dtype of x, unless that is f32
+//   y       [num_tokens, out_features]  dtype of x or f32; rows contiguous, any row stride; must not overlap x
+// The order in which one element is summed does not depend on num_tokens: a row gives the same bits in any batch. On
+// CUDA that holds in f32, and in f16 and bf16 among batches of up to 16 tokens; larger ones go to cuBLASLt, which
+// chooses by size. There ctx.matmul is needed, and with a bias y is rounded once more.
 void linear(const Context& ctx, TensorView x, const Weight& weight, const LinearOptions& options, TensorView y);
 inline void linear(const Context& ctx, TensorView x, const Weight& weight, TensorView y) {
   linear(ctx, x, weight, {}, y);
@@ -25,6 +27,10 @@ inline void linear(const Context& ctx, TensorView x, const Weight& weight, Tenso
 namespace cpu {
 void linear(ThreadPool& threads, TensorView x, const ops::Weight& weight, const ops::LinearOptions& options,
             TensorView y);
+}
+namespace cuda {
+void linear(ops::Stream stream, Matmul* matmul, TensorView x, const ops::Weight& weight,
+            const ops::LinearOptions& options, TensorView y);
 }
 
 }  // namespace deltaic

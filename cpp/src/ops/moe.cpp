@@ -6,14 +6,18 @@ namespace deltaic::ops {
 
 void moe_router(const Context& ctx, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights) {
   const char* op = "moe_router";
-  if (ctx.device.type != DeviceType::cpu) throw_unsupported(op, ctx);
   check_tensor(op, "logits", logits, ctx, {DType::f32}, {kAnySize, kAnySize});
   check_contiguous(op, "expert_ids", expert_ids, ctx, {DType::i32}, {logits.shape[0], kAnySize});
   check_contiguous(op, "weights", weights, ctx, {DType::f32}, {logits.shape[0], expert_ids.shape[1]});
   DELTAIC_CHECK(0 < expert_ids.shape[1] && expert_ids.shape[1] <= logits.shape[1], op, ": ", expert_ids.shape[1],
                 " experts a token of ", logits.shape[1]);
   if (logits.shape[0] == 0) return;
-  cpu::moe_router(threads_of(op, ctx), logits, renormalize, expert_ids, weights);
+  switch (ctx.device.type) {
+    case DeviceType::cpu:
+      return cpu::moe_router(threads_of(op, ctx), logits, renormalize, expert_ids, weights);
+    case DeviceType::cuda:
+      return cuda::moe_router(ctx.stream, logits, renormalize, expert_ids, weights);
+  }
 }
 
 std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t hidden,
@@ -22,14 +26,46 @@ std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token
   return num_rows * static_cast<std::size_t>(2 * intermediate + hidden) * sizeof(float);
 }
 
+std::size_t moe_scratch_bytes(Device device, std::int64_t num_tokens, int num_experts_per_token,
+                              std::int64_t num_experts, std::int64_t hidden, std::int64_t intermediate) {
+  return device.type == DeviceType::cpu
+             ? moe_scratch_bytes(num_tokens, num_experts_per_token, hidden, intermediate)
+             : cuda::moe_scratch_bytes(num_tokens, num_experts_per_token, num_experts, hidden, intermediate);
+}
+
+namespace {
+
+void check_scratch(const char* op, const TensorView& scratch, std::size_t needed) {
+  DELTAIC_CHECK(scratch.is_contiguous() && scratch.num_bytes() >= needed, op, ": scratch has ", scratch.num_bytes(),
+                " bytes, ", needed, " are needed");
+}
+
+void cuda_moe_experts(const char* op, const Context& ctx, TensorView x, const ExpertWeights& experts,
+                      TensorView expert_ids, TensorView weights, TensorView scratch, TensorView y) {
+  const TensorView &gate_up = experts.all_gate_up.view, &down = experts.all_down.view;
+  DELTAIC_CHECK(gate_up.rank == 3 && gate_up.shape[1] % 2 == 0, op, ": all_gate_up must be [num_experts, 2 * ",
+                "intermediate, hidden], has rank ", gate_up.rank);
+  const std::int64_t num_experts = gate_up.shape[0], intermediate = gate_up.shape[1] / 2;
+  check_contiguous(op, "all_gate_up", gate_up, ctx, {x.dtype}, {num_experts, 2 * intermediate, x.shape[1]});
+  check_contiguous(op, "all_down", down, ctx, {x.dtype}, {num_experts, x.shape[1], intermediate});
+  check_scratch(op, scratch,
+                cuda::moe_scratch_bytes(x.shape[0], static_cast<int>(expert_ids.shape[1]), num_experts, x.shape[1],
+                                        intermediate));
+  if (y.numel() == 0 || expert_ids.shape[1] == 0) return;
+  cuda::moe_experts(ctx.stream, x, gate_up, down, expert_ids, weights, scratch, y);
+}
+
+}  // namespace
+
 void moe_experts(const Context& ctx, TensorView x, const ExpertWeights& experts, TensorView expert_ids,
                  TensorView weights, TensorView scratch, TensorView y) {
   const char* op = "moe_experts";
-  if (ctx.device.type != DeviceType::cpu) throw_unsupported(op, ctx);
-  check_tensor(op, "x", x, ctx, {DType::f32}, {kAnySize, kAnySize});
-  check_tensor(op, "y", y, ctx, {DType::f32}, {x.shape[0], x.shape[1]});
+  check_tensor(op, "x", x, ctx, float_types(ctx), {kAnySize, kAnySize});
+  check_tensor(op, "y", y, ctx, {x.dtype}, {x.shape[0], x.shape[1]});
   check_contiguous(op, "expert_ids", expert_ids, ctx, {DType::i32}, {x.shape[0], kAnySize});
   check_contiguous(op, "weights", weights, ctx, {DType::f32}, {x.shape[0], expert_ids.shape[1]});
+  if (ctx.device.type == DeviceType::cuda)
+    return cuda_moe_experts(op, ctx, x, experts, expert_ids, weights, scratch, y);
   DELTAIC_CHECK(
       !experts.gate.empty() && experts.gate.size() == experts.up.size() && experts.gate.size() == experts.down.size(),
       op, ": ", experts.gate.size(), " gate, ", experts.up.size(), " up and ", experts.down.size(),
@@ -40,21 +76,24 @@ void moe_experts(const Context& ctx, TensorView x, const ExpertWeights& experts,
     check_tensor(op, "up", experts.up[e].view, ctx, {DType::f32, DType::f16, DType::bf16}, {intermediate, hidden});
     check_tensor(op, "down", experts.down[e].view, ctx, {DType::f32, DType::f16, DType::bf16}, {hidden, intermediate});
   }
-  const std::size_t needed = moe_scratch_bytes(x.shape[0], static_cast<int>(expert_ids.shape[1]), hidden, intermediate);
-  DELTAIC_CHECK(scratch.is_contiguous() && scratch.num_bytes() >= needed, op, ": scratch has ", scratch.num_bytes(),
-                " bytes, ", needed, " are needed");
+  check_scratch(op, scratch,
+                moe_scratch_bytes(x.shape[0], static_cast<int>(expert_ids.shape[1]), hidden, intermediate));
   if (y.numel() == 0 || expert_ids.shape[1] == 0) return;
   cpu::moe_experts(threads_of(op, ctx), x, experts, expert_ids, weights, scratch, y);
 }
 
 void add_sigmoid_scaled(const Context& ctx, TensorView gate, TensorView x, TensorView y) {
   const char* op = "add_sigmoid_scaled";
-  if (ctx.device.type != DeviceType::cpu) throw_unsupported(op, ctx);
-  check_tensor(op, "x", x, ctx, {DType::f32}, {kAnySize, kAnySize});
-  check_tensor(op, "gate", gate, ctx, {DType::f32}, {x.shape[0], 1});
-  check_tensor(op, "y", y, ctx, {DType::f32}, {x.shape[0], x.shape[1]});
+  check_tensor(op, "x", x, ctx, float_types(ctx), {kAnySize, kAnySize});
+  check_tensor(op, "gate", gate, ctx, {DType::f32, x.dtype}, {x.shape[0], 1});
+  check_tensor(op, "y", y, ctx, {x.dtype}, {x.shape[0], x.shape[1]});
   if (y.numel() == 0) return;
-  cpu::add_sigmoid_scaled(threads_of(op, ctx), gate, x, y);
+  switch (ctx.device.type) {
+    case DeviceType::cpu:
+      return cpu::add_sigmoid_scaled(threads_of(op, ctx), gate, x, y);
+    case DeviceType::cuda:
+      return cuda::add_sigmoid_scaled(ctx.stream, gate, x, y);
+  }
 }
 
 }  // namespace deltaic::ops

@@ -18,18 +18,26 @@ void moe_router(const Context& ctx, TensorView logits, bool renormalize, TensorV
 struct ExpertWeights {
   std::vector<Weight> gate, up;  // [num_experts] of [intermediate, hidden]
   std::vector<Weight> down;      // [num_experts] of [hidden, intermediate]
+  // On CUDA instead, all experts in one tensor, contiguous:
+  Weight all_gate_up;  // [num_experts, 2 * intermediate, hidden]: an expert's gate rows, then its up rows
+  Weight all_down;     // [num_experts, hidden, intermediate]
 };
 
 // y[t, :] += sum over j of weights[t, j] * SwiGLU_{expert_ids[t, j]}(x[t, :]), summed in the order j = 0, 1, ...
-//   x, y     [num_tokens, hidden] f32 (CPU)
+//   x, y     [num_tokens, hidden] f32 (CPU); one of f32 | f16 | bf16 (CUDA), the dtype of the weights there; rows
+//            contiguous
+// On CUDA an id outside [0, num_experts) adds nothing, the ids of a token differ, and what an expert gives may be
+// rounded to the dtype of x before it is summed. x must not be written by the kernel just before.
 //   scratch  at least moe_scratch_bytes(...) bytes, of the same device
 void moe_experts(const Context& ctx, TensorView x, const ExpertWeights& experts, TensorView expert_ids,
                  TensorView weights, TensorView scratch, TensorView y);
 std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t hidden,
-                              std::int64_t intermediate);
+                              std::int64_t intermediate);  // on the CPU
+std::size_t moe_scratch_bytes(Device device, std::int64_t num_tokens, int num_experts_per_token,
+                              std::int64_t num_experts, std::int64_t hidden, std::int64_t intermediate);
 
 // y[t, :] += sigmoid(gate[t]) * x[t, :]   (the shared expert)
-//   gate  [num_tokens, 1]; x, y [num_tokens, hidden]
+//   gate  [num_tokens, 1] dtype of x or f32; x, y [num_tokens, hidden] f32 (CPU); one of f32 | f16 | bf16 (CUDA)
 void add_sigmoid_scaled(const Context& ctx, TensorView gate, TensorView x, TensorView y);
 
 }  // namespace ops
@@ -40,5 +48,13 @@ void moe_experts(ThreadPool& threads, TensorView x, const ops::ExpertWeights& ex
                  TensorView weights, TensorView scratch, TensorView y);
 void add_sigmoid_scaled(ThreadPool& threads, TensorView gate, TensorView x, TensorView y);
 }  // namespace cpu
+namespace cuda {
+void moe_router(ops::Stream stream, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights);
+void moe_experts(ops::Stream stream, TensorView x, TensorView gate_up, TensorView down, TensorView expert_ids,
+                 TensorView weights, TensorView scratch, TensorView y);
+std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t num_experts,
+                              std::int64_t hidden, std::int64_t intermediate);
+void add_sigmoid_scaled(ops::Stream stream, TensorView gate, TensorView x, TensorView y);
+}  // namespace cuda
 
 }  // namespace deltaic

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+// Copies of 16 bytes from global to shared memory that a thread does not wait for.
+
+namespace deltaic::cuda {
+
+__device__ inline void async_copy_16(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+__device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N of this thread's groups are unfinished.
+template <int N>
+__device__ inline void async_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace deltaic::cuda

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// The part of cuBLASLt (12 and 13) that is used, declared here: the library is loaded at run time, so that neither its
+// headers nor the library itself are needed to build or to start.
+namespace deltaic::cuda::cublaslt {
+
+using Handle = void*;
+using Descriptor = void*;  // of a product, a layout or a preference: opaque
+
+enum DataType : int { kF32 = 0, kF16 = 2, kBf16 = 14 };
+enum ComputeType : int { kComputeF32 = 68 };
+enum DescriptorAttribute : int { kTransposeA = 3, kTransposeB = 4 };
+enum PreferenceAttribute : int { kMaxWorkspaceBytes = 1, kMinAlignmentA = 5, kMinAlignmentD = 8 };  // 5 to 8: A to D
+inline constexpr int kTransposed = 1;
+
+struct Algorithm {
+  std::uint64_t data[8];
+};
+struct Heuristic {
+  Algorithm algorithm;
+  std::size_t workspace_bytes;
+  int status;
+  float waves;
+  int reserved[4];
+};
+
+// Entry points; all return 0 for success.
+struct Library {
+  int (*create)(Handle*);
+  int (*destroy)(Handle);
+  int (*matmul)(Handle, Descriptor, const void* alpha, const void* a, Descriptor a_layout, const void* b,
+                Descriptor b_layout, const void* beta, const void* c, Descriptor c_layout, void* d, Descriptor d_layout,
+                const Algorithm*, void* workspace, std::size_t workspace_bytes, void* stream);
+  int (*descriptor_create)(Descriptor*, int compute_type, int scale_type);
+  int (*descriptor_destroy)(Descriptor);
+  int (*descriptor_set)(Descriptor, int attribute, const void* value, std::size_t num_bytes);
+  int (*layout_create)(Descriptor*, int data_type, std::uint64_t rows, std::uint64_t columns, std::int64_t stride);
+  int (*layout_destroy)(Descriptor);
+  int (*preference_create)(Descriptor*);
+  int (*preference_destroy)(Descriptor);
+  int (*preference_set)(Descriptor, int attribute, const void* value, std::size_t num_bytes);
+  int (*heuristic)(Handle, Descriptor, Descriptor a, Descriptor b, Descriptor c, Descriptor d, Descriptor preference,
+                   int num_requested, Heuristic*, int* num_found);
+};
+
+// Loads the library once in a process. Throws Unsupported with the places that were tried and the remedy.
+const Library& library();
+
+}  // namespace deltaic::cuda::cublaslt
