@@ -48,6 +48,10 @@ def forever(*_: object) -> list[int]:
     return [7] * 100_000
 
 
+# Engine options under which `forever` takes ten seconds to reach max_tokens, however fast the machine is.
+SLOW: dict[str, Any] = {"on_step": lambda: time.sleep(0.01)}
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not condition():
@@ -108,7 +112,7 @@ def test_bad_requests_are_refused_alone(make: Maker) -> None:
 
 
 def test_cancelling_aborts(make: Maker) -> None:
-    llm, engine = make(forever, engine={"on_step": lambda: time.sleep(0.001)})
+    llm, engine = make(forever, engine=SLOW)
 
     async def cancel() -> None:
         task = asyncio.ensure_future(collect(llm, "x", DELTA, request_id="mine"))
@@ -125,7 +129,7 @@ def test_cancelling_aborts(make: Maker) -> None:
 
 
 def test_leaving_the_loop_aborts(make: Maker) -> None:
-    llm, engine = make(forever)
+    llm, engine = make(forever, engine=SLOW)
 
     async def leave() -> None:
         outputs = llm.generate("x", DELTA)
@@ -138,7 +142,7 @@ def test_leaving_the_loop_aborts(make: Maker) -> None:
 
 
 def test_closed_event_loop_aborts(make: Maker) -> None:
-    llm, engine = make(forever)
+    llm, engine = make(forever, engine=SLOW)
 
     async def walk_away() -> None:
         stream = await llm.submit([llm.inputs.process("x", DELTA)])
@@ -165,7 +169,7 @@ def test_failed_step_reaches_only_its_requests(make: Maker) -> None:
 
 
 def test_full_queue(make: Maker) -> None:
-    llm, _ = make(forever, engine={"max_num_seqs": 2}, max_waiting=1)
+    llm, _ = make(forever, engine={"max_num_seqs": 2, **SLOW}, max_waiting=1)
 
     async def fill() -> None:
         given = llm.inputs.process("x", replace(DELTA, n=3, temperature=1.0))
@@ -180,7 +184,7 @@ def test_full_queue(make: Maker) -> None:
 
 
 def test_request_id_in_use(make: Maker) -> None:
-    llm, _ = make(forever)
+    llm, _ = make(forever, engine=SLOW)
 
     async def twice() -> None:
         given = llm.inputs.process("x", DELTA)
@@ -225,7 +229,7 @@ def test_dead_loop_ends_every_request(make: Maker, caplog: pytest.LogCaptureFixt
 
 
 def test_shutdown_ends_what_runs(make: Maker) -> None:
-    llm, engine = make(forever)
+    llm, engine = make(forever, engine=SLOW)
 
     async def stop() -> None:
         stream = await llm.submit([llm.inputs.process("x", DELTA)])

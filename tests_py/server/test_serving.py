@@ -236,7 +236,7 @@ def test_large_bodies(make: Maker) -> None:
 
 
 def test_full_queue_says_when_to_come_back(make: Maker) -> None:
-    server = make(forever, engine={"max_num_seqs": 1}, max_waiting=0)
+    server = make(forever, engine={"max_num_seqs": 1, "on_step": lambda: time.sleep(0.01)}, max_waiting=0)
 
     async def run() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://test") as client:
@@ -317,7 +317,7 @@ def test_health_of_a_stuck_and_of_a_dead_loop(make: Maker) -> None:
 
 
 def test_shutdown_ends_streams_with_an_event(make: Maker) -> None:
-    server = make(forever, engine={"on_step": lambda: time.sleep(0.001)})
+    server = make(forever, engine={"on_step": lambda: time.sleep(0.01)})
 
     async def run() -> tuple[httpx.Response, httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://test") as client:
