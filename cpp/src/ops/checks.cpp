@@ -50,10 +50,6 @@ void check_contiguous(const char* op, const char* name, const TensorView& tensor
   DELTAIC_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous");
 }
 
-void throw_unsupported(const char* op, const Context& ctx) {
-  throw Unsupported(detail::concat(op, ": not implemented on ", name_of(ctx.device.type), " yet"));
-}
-
 ThreadPool& threads_of(const char* op, const Context& ctx) {
   DELTAIC_CHECK(ctx.threads != nullptr, op, ": a CPU context needs a thread pool");
   return *ctx.threads;

@@ -21,9 +21,6 @@ void check_contiguous(const char* op, const char* name, const TensorView& tensor
 // The dtypes of activations: f32 on the CPU; f32, f16 and bf16 on CUDA.
 std::initializer_list<DType> float_types(const Context& ctx);
 
-// Throws Unsupported naming the op for a device that has no kernel for it.
-[[noreturn]] void throw_unsupported(const char* op, const Context& ctx);
-
 // The pool of a CPU context. Throws InvalidArgument when there is none.
 ThreadPool& threads_of(const char* op, const Context& ctx);
 
