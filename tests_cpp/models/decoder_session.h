@@ -29,7 +29,7 @@ class DecoderSession {
                  int max_num_tokens = kMaxTokens)
       : config_(config),
         ctx_{.device = {}, .stream = {}, .threads = &threads_},
-        decoder_(config, std::move(weights), ctx_, max_num_tokens),
+        decoder_(config, std::move(weights), ctx_, {.max_num_tokens = max_num_tokens}),
         num_computed_(num_sequences) {
     const std::int64_t num_blocks = std::int64_t{num_sequences} * kMaxBlocks, num_slots = num_sequences + 2;
     for (const LayerKind kind : config.layer_kinds)
@@ -78,7 +78,8 @@ class DecoderSession {
                 .has_initial_state = make_view(has_initial_state.data(), DType::u8, {num_reqs})}};
     const TensorView hidden = decoder_.forward(inputs, {.attention = attention_, .state = state_});
     std::vector<float> logits(chunks.size() * static_cast<std::size_t>(config_.vocab_size));
-    decoder_.compute_logits(hidden, last_rows, make_view(logits.data(), DType::f32, {num_reqs, config_.vocab_size}));
+    decoder_.compute_logits(hidden, make_view(last_rows.data(), DType::i32, {num_reqs}),
+                            make_view(logits.data(), DType::f32, {num_reqs, config_.vocab_size}));
     std::vector<std::vector<float>> result;
     for (std::size_t i = 0; i < chunks.size(); ++i)
       result.emplace_back(logits.begin() + static_cast<std::ptrdiff_t>(i) * config_.vocab_size,

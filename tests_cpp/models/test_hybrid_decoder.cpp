@@ -232,19 +232,22 @@ TEST_CASE("logits of any rows, in any order, more of them than max_num_tokens") 
   const auto expected = dense(model, tokens, /*with_hidden=*/true);
   std::vector<float> hidden(expected.hidden.end() - 5 * 32, expected.hidden.end());
   const TensorView rows = make_view(hidden.data(), DType::f32, {5, 32});
-  const std::vector<std::int32_t> indices{4, 0, 0, 3, 1, 2, 4};
+  std::vector<std::int32_t> indices{4, 0, 0, 3, 1, 2, 4};
+  const TensorView index_view = make_view(indices.data(), DType::i32, {7});
   std::vector<float> logits(7 * 64);
-  session.decoder().compute_logits(rows, indices, make_view(logits.data(), DType::f32, {7, 64}));
+  session.decoder().compute_logits(rows, index_view, make_view(logits.data(), DType::f32, {7, 64}));
   for (std::size_t i = 0; i < indices.size(); ++i)
     CHECK(std::equal(logits.begin() + static_cast<std::ptrdiff_t>(i) * 64,
                      logits.begin() + static_cast<std::ptrdiff_t>(i + 1) * 64,
                      expected.logits.begin() + indices[i] * 64));
 
-  const std::vector<std::int32_t> outside{5};
-  CHECK_THROWS_WITH_AS(session.decoder().compute_logits(rows, outside, make_view(logits.data(), DType::f32, {1, 64})),
+  std::int32_t outside = 5;
+  CHECK_THROWS_WITH_AS(session.decoder().compute_logits(rows, make_view(&outside, DType::i32, {1}),
+                                                        make_view(logits.data(), DType::f32, {1, 64})),
                        "row 5 of 5 hidden states", InvalidArgument);
-  CHECK_THROWS_WITH_AS(session.decoder().compute_logits(rows, indices, make_view(logits.data(), DType::f32, {6, 64})),
-                       "logits are [6, 64], wanted [7, 64]", InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      session.decoder().compute_logits(rows, index_view, make_view(logits.data(), DType::f32, {6, 64})),
+      "logits are [6, 64], wanted [7, 64]", InvalidArgument);
 }
 
 TEST_CASE("a step that does not fit is refused with the numbers") {

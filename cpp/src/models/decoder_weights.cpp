@@ -160,7 +160,9 @@ int count_mtp_layers(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint) {
+std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint,
+                                                           WeightPlacement placement) {
+  if (placement.device.type != DeviceType::cpu) throw Unsupported("weights are loaded to the CPU alone");
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
   DELTAIC_CHECK(config.layer_kinds.size() == num_layers && config.is_moe_layer.size() == num_layers, "layer_kinds has ",
                 config.layer_kinds.size(), " entries and is_moe_layer ", config.is_moe_layer.size(), ", num_layers is ",
@@ -168,6 +170,7 @@ std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& co
   WeightReader reader(checkpoint);
   const LayerReader layers(config, reader);
   auto weights = std::make_shared<DecoderWeights>();
+  weights->placement = placement;
   read_embedding_and_head(config, reader, *weights);
   for (int i = 0; i < config.num_layers; ++i) weights->layers.push_back(layers.layer(i));
   weights->final_norm = layers.norm("norm.weight", config.hidden_size);

@@ -21,9 +21,16 @@ struct DecoderLayer {
   std::variant<Mlp, Moe> feed_forward;
 };
 
+// Where weights go and as what.
+struct WeightPlacement {
+  Device device{};
+  DType dtype = DType::bf16;  // CUDA: of matrices, and so of activations. On the CPU matrices stay as they are stored
+};
+
 // All weights of a text model. Matrices are views of the checkpoint, which they keep mapped (or which the caller keeps
 // in memory); small vectors are f32 copies.
 struct DecoderWeights {
+  WeightPlacement placement;
   ops::Weight embedding;  // [vocab_size, hidden_size]
   ops::Weight head;       // [vocab_size, hidden_size]; the embedding when tied
   Tensor final_norm;
@@ -34,6 +41,7 @@ struct DecoderWeights {
 
 // Takes the tensors that `config` asks for, by the names and shapes of model-spec section 4; others are skipped.
 // Throws InvalidArgument naming the tensor for one that is missing or has another shape, Unsupported for its dtype.
-std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint);
+std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint,
+                                                           WeightPlacement placement = {});
 
 }  // namespace deltaic

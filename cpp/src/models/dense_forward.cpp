@@ -83,7 +83,7 @@ DenseForwardOutput dense_forward(const ModelConfig& config, std::shared_ptr<cons
                                      .state_indices = make_view(state_indices.data(), DType::i32, {1}),
                                      .has_initial_state = make_view(has_initial_state.data(), DType::u8, {1})}};
   const PrivateCaches caches(config, num_blocks, ctx.device);
-  HybridDecoder decoder(config, std::move(weights), ctx, static_cast<int>(num_tokens));
+  HybridDecoder decoder(config, std::move(weights), ctx, {.max_num_tokens = static_cast<int>(num_tokens)});
 
   DenseForwardOutput output;
   HybridDecoder::Observer observer;
@@ -96,7 +96,7 @@ DenseForwardOutput dense_forward(const ModelConfig& config, std::shared_ptr<cons
   output.logits.resize(static_cast<std::size_t>(num_tokens * config.vocab_size));
   std::vector<std::int32_t> all_rows(token_ids.size());
   std::iota(all_rows.begin(), all_rows.end(), 0);
-  decoder.compute_logits(hidden, all_rows,
+  decoder.compute_logits(hidden, make_view(all_rows.data(), DType::i32, {num_tokens}),
                          make_view(output.logits.data(), DType::f32, {num_tokens, config.vocab_size}));
   return output;
 }

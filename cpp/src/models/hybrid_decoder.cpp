@@ -14,7 +14,7 @@ struct HybridDecoder::Impl {
   ModelConfig config;
   std::shared_ptr<const DecoderWeights> weights;
   ops::Context ctx;
-  std::int64_t max_num_tokens;
+  DecoderLimits limits;
   ops::RotaryTable rotary;
   Tensor residual;      // [max_num_tokens, hidden_size]: the sum that every layer adds to
   Tensor normed;        // [max_num_tokens, hidden_size]: what a layer reads, and at the end the hidden states
@@ -43,14 +43,15 @@ std::size_t workspace_bytes(const DecoderWeights& weights, std::int64_t num_toke
 }  // namespace
 
 HybridDecoder::HybridDecoder(const ModelConfig& config, std::shared_ptr<const DecoderWeights> weights,
-                             const ops::Context& ctx, int max_num_tokens) {
+                             const ops::Context& ctx, const DecoderLimits& limits) {
+  const std::int64_t max_num_tokens = limits.max_num_tokens;
   DELTAIC_CHECK(max_num_tokens > 0, "max_num_tokens is ", max_num_tokens, ", it must be above 0");
   if (ctx.device.type != DeviceType::cpu) throw Unsupported("HybridDecoder runs on the CPU");
   const std::size_t num_bytes = workspace_bytes(*weights, max_num_tokens);
   impl_ = std::make_unique<Impl>(Impl{.config = config,
                                       .weights = std::move(weights),
                                       .ctx = ctx,
-                                      .max_num_tokens = max_num_tokens,
+                                      .limits = limits,
                                       .rotary = ops::make_rotary_table(config),
                                       .residual = Tensor(DType::f32, {max_num_tokens, config.hidden_size}, ctx.device),
                                       .normed = Tensor(DType::f32, {max_num_tokens, config.hidden_size}, ctx.device),
@@ -62,8 +63,8 @@ HybridDecoder::HybridDecoder(HybridDecoder&&) noexcept = default;
 HybridDecoder& HybridDecoder::operator=(HybridDecoder&&) noexcept = default;
 
 void HybridDecoder::Impl::check(const ForwardInputs& inputs, const CacheViews& caches) const {
-  DELTAIC_CHECK(inputs.input_ids.rank == 1 && inputs.input_ids.shape[0] <= max_num_tokens, "a step of ",
-                inputs.input_ids.shape[0], " tokens, the most is ", max_num_tokens);
+  DELTAIC_CHECK(inputs.input_ids.rank == 1 && inputs.input_ids.shape[0] <= limits.max_num_tokens, "a step of ",
+                inputs.input_ids.shape[0], " tokens, the most is ", limits.max_num_tokens);
   const auto num_attention = static_cast<std::size_t>(config.num_layers_of(LayerKind::full_attention));
   const auto num_recurrent = static_cast<std::size_t>(config.num_layers_of(LayerKind::linear_attention));
   DELTAIC_CHECK(caches.attention.size() == num_attention && caches.state.size() == num_recurrent, "caches of ",
@@ -118,22 +119,23 @@ TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews&
   return h;
 }
 
-void HybridDecoder::compute_logits(const TensorView& hidden_states, std::span<const std::int32_t> row_indices,
-                                   TensorView logits) {
+void HybridDecoder::compute_logits(const TensorView& hidden_states, const TensorView& row_indices, TensorView logits) {
   Impl& self = *impl_;
-  const auto num_rows = static_cast<std::int64_t>(row_indices.size());
+  const std::int64_t num_rows = row_indices.shape[0];
   DELTAIC_CHECK(logits.rank == 2 && logits.shape[0] == num_rows && logits.shape[1] == self.config.vocab_size,
                 "logits are [", logits.shape[0], ", ", logits.shape[1], "], wanted [", num_rows, ", ",
                 self.config.vocab_size, "]");
-  for (const std::int32_t row : row_indices)
-    DELTAIC_CHECK(0 <= row && row < hidden_states.shape[0], "row ", row, " of ", hidden_states.shape[0],
-                  " hidden states");
+  if (self.ctx.device.type == DeviceType::cpu)
+    for (std::int64_t i = 0; i < num_rows; ++i) {
+      const std::int32_t row = row_indices.as<std::int32_t>()[i];
+      DELTAIC_CHECK(0 <= row && row < hidden_states.shape[0], "row ", row, " of ", hidden_states.shape[0],
+                    " hidden states");
+    }
   // Rows are gathered where the residual stream was: it is not needed any more.
-  for (std::int64_t begin = 0; begin < num_rows; begin += self.max_num_tokens) {
-    const std::int64_t end = std::min(begin + self.max_num_tokens, num_rows);
+  for (std::int64_t begin = 0; begin < num_rows; begin += self.limits.max_num_tokens) {
+    const std::int64_t end = std::min(begin + self.limits.max_num_tokens, num_rows);
     const TensorView rows = self.residual.view().slice(0, end - begin);
-    auto* ids = const_cast<std::int32_t*>(row_indices.data() + begin);  // views are not const-correct
-    ops::embedding(self.ctx, make_view(ids, DType::i32, {end - begin}), {.view = hidden_states, .owner = {}}, rows);
+    ops::embedding(self.ctx, row_indices.slice(begin, end), {.view = hidden_states, .owner = {}}, rows);
     ops::linear(self.ctx, rows, self.weights->head, logits.slice(begin, end));
   }
 }

@@ -11,6 +11,14 @@ StepSampler::StepSampler(int vocab_size, int max_num_rows, const ops::Context& c
       max_num_rows_(max_num_rows),
       logits_(DType::f32, {max_num_rows, vocab_size}, ctx.device) {}
 
+namespace {
+
+TensorView view_of(std::vector<std::int32_t>& rows) {
+  return make_view(rows.data(), DType::i32, {static_cast<std::int64_t>(rows.size())});
+}
+
+}  // namespace
+
 ModelRunnerOutput StepSampler::sample(HybridDecoder& decoder, const TensorView& hidden_states, const StepInputs& inputs,
                                       int num_rows, InputBatch& batch) {
   ModelRunnerOutput output;
@@ -34,7 +42,7 @@ ModelRunnerOutput StepSampler::sample(HybridDecoder& decoder, const TensorView& 
   hidden_rows_.clear();
   for (const int i : sampled_rows_) hidden_rows_.push_back(inputs.logits_indices[static_cast<std::size_t>(i)]);
   const TensorView step_logits = logits(static_cast<std::int64_t>(sampled_rows_.size()));
-  decoder.compute_logits(hidden_states, hidden_rows_, step_logits);
+  decoder.compute_logits(hidden_states, view_of(hidden_rows_), step_logits);
   for (std::size_t i = 0; i < sampled_rows_.size(); ++i) {
     const BatchRow& row = batch.row(sampled_rows_[i]);
     const auto index = static_cast<std::int64_t>(i);
@@ -69,7 +77,7 @@ bool StepSampler::add_prompt_logprobs(HybridDecoder& decoder, const TensorView& 
     hidden_rows_.clear();
     for (int i = 0; i < count; ++i) hidden_rows_.push_back(first_hidden_row + begin - row.num_computed_tokens + i);
     const TensorView chunk = logits(count);
-    decoder.compute_logits(hidden_states, hidden_rows_, chunk);
+    decoder.compute_logits(hidden_states, view_of(hidden_rows_), chunk);
     const std::span<const std::int32_t> tokens(row.token_ids.data() + begin + 1, static_cast<std::size_t>(count));
     for (auto& entry : ops::token_logprobs(ctx_, chunk, tokens, *row.sampling_params.prompt_logprobs)) {
       if (!entry) return false;
