@@ -5,6 +5,7 @@
 #include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/activation.h"
 #include "cpp/src/ops/batch_memcpy.h"
+#include "cpp/src/ops/device_sampler.h"
 #include "cpp/src/ops/embedding.h"
 #include "cpp/src/ops/gated_delta_net.h"
 #include "cpp/src/ops/gdn_mixer.h"
@@ -58,6 +59,13 @@ void add_sigmoid_scaled(ops::Stream, TensorView, TensorView, TensorView) { no_cu
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
 Buffer upload_state_copy_tables(const ops::StateCopyPlan&) { no_cuda("state copies"); }
+std::shared_ptr<SamplerState> make_sampler_state(int, int, const ops::Context&) { no_cuda("the device sampler"); }
+void set_sampler_slot(ops::Stream, SamplerState&, int, const ops::PackedSlot&, std::span<const std::int32_t>,
+                      std::span<const std::int32_t>) {
+  no_cuda("the device sampler");
+}
+void clear_sampler_slot(ops::Stream, SamplerState&, int) { no_cuda("the device sampler"); }
+void sample(ops::Stream, SamplerState&, const ops::DeviceSampler::Args&) { no_cuda("the device sampler"); }
 void copy_states(ops::Stream, const ops::StateCopyPlan&, const ops::StateCopyArgs&) { no_cuda("state copies"); }
 
 }  // namespace deltaic::cuda
