@@ -30,4 +30,4 @@ if ! command -v clang-tidy >/dev/null; then pip_install clang-tidy==21.1.6; fi
 git ls-files 'cpp/src/*.cpp' | grep -v _cpu.cpp | xargs clang-tidy --quiet -p build/debug
 
 section "the C++ example against an installed tree"
-scripts/check_embedding.sh
+scripts/check_embedding.sh build/ci --add-subdirectory

@@ -21,6 +21,12 @@ ctest --preset ci
 section "Python tests"
 python -m pytest tests_py
 
+section "embedding"
+scripts/check_embedding.sh build/ci
+
+section "documentation"
+NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+
 section "lint"
 scripts/stubs.sh --check
 scripts/lint.sh
