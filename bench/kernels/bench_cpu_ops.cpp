@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/kernels/ceilings.h"
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/ops/activation.h"
+#include "cpp/src/ops/ceilings.h"
 #include "cpp/src/ops/gated_delta_net.h"
 #include "cpp/src/ops/kernels/isa.h"
 #include "cpp/src/ops/linear.h"
@@ -30,7 +30,7 @@ struct Bench {
   double bandwidth = 0.0, peak = 0.0;
 
   Bench(std::string prefix, int num_threads) : filter(std::move(prefix)), threads(num_threads) {
-    bandwidth = measure_read_bandwidth(threads), peak = measure_fma_peak(threads);
+    bandwidth = cpu::measure_read_bandwidth(threads), peak = cpu::measure_fma_peak(threads);
     std::printf("%d threads, %s, read %.1f GB/s, FMA %.0f GFLOP/s\n", threads.num_threads(),
                 std::string(cpu::name(cpu::active_isa())).c_str(), bandwidth, peak);
     std::printf("%-18s %-34s %10s %10s %8s %8s %7s\n", "op", "shape", "median us", "best us", "GB/s", "GFLOP/s",
@@ -45,7 +45,7 @@ struct Bench {
     if (!op.starts_with(filter)) return;
     run(0);
     std::vector<double> times;
-    const Clock clock(threads);
+    const cpu::Clock clock(threads);
     double total = 0.0;
     for (int i = 1; (total < 0.7 || times.size() < 5) && times.size() < 2000; ++i) {
       const double start = clock.seconds();

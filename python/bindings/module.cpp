@@ -22,6 +22,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The native core of deltaic.";
   m.attr("__version__") = deltaic::version();
   bind_errors(m);
+  bind_ceilings(m);
   bind_tensor(m);
   bind_config(m);
   bind_scheduler_output(m);

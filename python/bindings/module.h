@@ -5,6 +5,7 @@
 namespace py = pybind11;
 
 // One a file. They convert and call; what has a meaning is decided in the core or in Python.
+void bind_ceilings(py::module_& m);
 void bind_tensor(py::module_& m);
 void bind_config(py::module_& m);
 void bind_scheduler_output(py::module_& m);

@@ -63,6 +63,7 @@ __all__: list[str] = [
     "cache_capacity",
     "load_model_config",
     "make_kv_cache_groups",
+    "measure_cpu_ceilings",
     "parse_model_config",
     "plan_kv_cache",
     "validate_gdn_state_indices",
@@ -280,6 +281,10 @@ class ModelConfig:
     @property
     def architecture(self) -> Architecture: ...
     @property
+    def attention_bias(self) -> bool: ...
+    @property
+    def attention_output_gate(self) -> bool: ...
+    @property
     def dtype(self) -> DType | None: ...
     @property
     def eos_token_ids(self) -> list[int]: ...
@@ -306,6 +311,8 @@ class ModelConfig:
     @property
     def max_position_embeddings(self) -> int: ...
     @property
+    def moe_intermediate_size(self) -> int: ...
+    @property
     def num_experts(self) -> int: ...
     @property
     def num_experts_per_token(self) -> int: ...
@@ -317,6 +324,8 @@ class ModelConfig:
     def num_layers(self) -> int: ...
     @property
     def num_mtp_layers(self) -> int: ...
+    @property
+    def shared_expert_intermediate_size(self) -> int: ...
     @property
     def tie_word_embeddings(self) -> bool: ...
     @property
@@ -1334,6 +1343,11 @@ def load_model_config(path: os.PathLike[str] | str | bytes) -> ModelConfig:
 def make_kv_cache_groups(model: ModelConfig, options: MemoryPlanOptions) -> KVCacheConfig:
     """
     The KV-cache groups of a model, without any division of memory.
+    """
+
+def measure_cpu_ceilings(num_threads: typing.SupportsInt | typing.SupportsIndex = 0) -> tuple[float, float]:
+    """
+    Bytes a second that this process can read, and f32 operations a second; takes seconds and 512 MiB.
     """
 
 def parse_model_config(json: str) -> ModelConfig:

@@ -1,4 +1,4 @@
-#include "bench/kernels/ceilings.h"
+#include "cpp/src/ops/ceilings.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/ops/kernels/isa.h"
 
-namespace deltaic::bench {
+namespace deltaic::cpu {
 
 Clock::Clock(const ThreadPool& threads) : id_(threads.num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC) {}
 
@@ -75,9 +75,9 @@ double measure_fma_peak(ThreadPool& threads) {
     threads.parallel_for(threads.num_threads(), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
 #if defined(__x86_64__)
-        flops[i * 64] = cpu::is_available(cpu::Isa::avx512) ? fma_avx512(&sinks[i * 64])
-                        : cpu::is_available(cpu::Isa::avx2) ? fma_avx2(&sinks[i * 64])
-                                                            : fma_baseline(&sinks[i * 64]);
+        flops[i * 64] = is_available(Isa::avx512) ? fma_avx512(&sinks[i * 64])
+                        : is_available(Isa::avx2) ? fma_avx2(&sinks[i * 64])
+                                                  : fma_baseline(&sinks[i * 64]);
 #else
         flops[i * 64] = fma_baseline(&sinks[i * 64]);
 #endif
@@ -90,4 +90,4 @@ double measure_fma_peak(ThreadPool& threads) {
   return best;
 }
 
-}  // namespace deltaic::bench
+}  // namespace deltaic::cpu

@@ -4,7 +4,9 @@
 
 #include "cpp/src/core/thread_pool.h"
 
-namespace deltaic::bench {
+// What this machine can do at most: the bounds that measured times are held against.
+
+namespace deltaic::cpu {
 
 // Wall time, or with one thread its CPU time, which other programs of a busy machine disturb less.
 class Clock {
@@ -21,4 +23,4 @@ double measure_read_bandwidth(ThreadPool& threads);
 // GFLOP/s of all threads in f32 fused multiply-adds on registers, with the widest vectors of the machine.
 double measure_fma_peak(ThreadPool& threads);
 
-}  // namespace deltaic::bench
+}  // namespace deltaic::cpu
