@@ -12,7 +12,7 @@ void causal_conv(const Context& ctx, const GdnShape& shape, const GdnProjectionL
   check_gdn_activation(op, "proj", proj, ctx, {kAnySize, kAnySize});
   check_gdn_layout(op, shape, layout, proj.shape[1]);
   check_contiguous(op, "weight", weight, ctx, {DType::f32}, {shape.conv_dim(), shape.conv_kernel});
-  check_gdn_conv_state(op, conv_state, shape, ctx);
+  check_gdn_conv_state(op, conv_state, shape, sequences.num_draft_tokens, ctx);
   check_contiguous(op, "out", out, ctx, {proj.dtype}, {proj.shape[0], shape.conv_dim()});
   if (sequences.state_indices.shape[0] == 0) return;
   switch (ctx.device.type) {

@@ -32,14 +32,26 @@ struct GdnSequences {
   TensorView state_indices;      // [num_seqs] i32, any stride; -1: an inert padding row (nothing read or written)
   TensorView has_initial_state;  // [num_seqs] u8; 0: the slot's content is ignored and both states start at zero
   int num_decodes = 0;           // the first so many have one token each, sequence i token i; 0 is always right
+  // Drafts (spec/speculative.md B.2, B.3). [num_seqs] i32; none: as if all were 0.
+  //   0      a plain sequence, as above
+  //   a > 0  a verified one, of 1 to num_draft_tokens + 1 tokens, of which its step before accepted a. Its states take
+  //          the slots from its state index on: the one behind token t of this step goes to slot index + t, and it
+  //          starts from slot index + a - 1. Its conv state is in the first slot alone, where the inputs before this
+  //          step begin at position a - 1; it becomes the last conv_kernel - 2 of these and all inputs of this step.
+  //          Tokens give the bits of as many steps of one token.
+  TensorView num_accepted{};
+  int num_draft_tokens = 0;  // the most a verified sequence may have
+
+  bool has_drafts() const { return num_accepted.data != nullptr; }
 };
 
 // Depthwise causal convolution over q, k, v, then SiLU (model-spec 9.2), continuing from and updating the conv state.
 //   proj        [num_tokens, row] f32 (CPU); f32 | f16 | bf16 (CUDA); rows contiguous, any row stride
 //   weight      [conv_dim, conv_kernel] f32, channels in the plain order q | k | v; tap conv_kernel - 1 meets the
 //               current token
-//   conv_state  [num_slots, conv_dim, >= conv_kernel - 1] f32 | f16 | bf16, any slot stride: the last conv_kernel - 1
-//               inputs of each channel, oldest first
+//   conv_state  [num_slots, conv_dim, >= conv_kernel - 1 + num_draft_tokens] f32 | f16 | bf16, any slot stride: the
+//   last
+//               conv_kernel - 1 inputs of each channel, oldest first
 //   out         [num_tokens, conv_dim] dtype of proj, contiguous, plain order
 void causal_conv(const Context& ctx, const GdnShape& shape, const GdnProjectionLayout& layout, TensorView proj,
                  TensorView weight, const GdnSequences& sequences, TensorView conv_state, TensorView out);

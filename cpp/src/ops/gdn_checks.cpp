@@ -18,6 +18,11 @@ void check_gdn_sequences(const char* op, const GdnSequences& sequences, const Co
   DELTAIC_CHECK(indices.dtype == DType::i32 && indices.rank == 1 && indices.shape[0] == num_seqs, op,
                 ": state_indices must be i32 with ", num_seqs, " elements");
   check_contiguous(op, "has_initial_state", sequences.has_initial_state, ctx, {DType::u8}, {num_seqs});
+  DELTAIC_CHECK(sequences.num_draft_tokens >= 0, op, ": num_draft_tokens is ", sequences.num_draft_tokens);
+  if (!sequences.has_drafts()) return;
+  check_contiguous(op, "num_accepted", sequences.num_accepted, ctx, {DType::i32}, {num_seqs});
+  if (ctx.device.type != DeviceType::cpu)
+    throw Unsupported(detail::concat(op, ": verifying draft tokens is not supported on CUDA"));
 }
 
 void check_gdn_layout(const char* op, const GdnShape& s, const GdnProjectionLayout& l, std::int64_t row) {
@@ -40,11 +45,14 @@ void check_gdn_activation(const char* op, const char* name, const TensorView& te
   check_tensor(op, name, tensor, ctx, {DType::f32, DType::f16, DType::bf16}, shape);
 }
 
-void check_gdn_conv_state(const char* op, const TensorView& conv_state, const GdnShape& shape, const Context& ctx) {
+void check_gdn_conv_state(const char* op, const TensorView& conv_state, const GdnShape& shape, int num_draft_tokens,
+                          const Context& ctx) {
   check_tensor(op, "conv_state", conv_state, ctx, {DType::f32, DType::f16, DType::bf16},
                {kAnySize, shape.conv_dim(), kAnySize});
-  DELTAIC_CHECK(conv_state.shape[2] >= shape.conv_kernel - 1, op, ": conv_state keeps ", conv_state.shape[2],
-                " inputs, conv_kernel ", shape.conv_kernel, " needs ", shape.conv_kernel - 1);
+  const int num_needed = shape.conv_kernel - 1 + num_draft_tokens;
+  DELTAIC_CHECK(conv_state.shape[2] >= num_needed, op, ": conv_state keeps ", conv_state.shape[2],
+                " inputs, conv_kernel ", shape.conv_kernel, " with ", num_draft_tokens, " draft tokens needs ",
+                num_needed);
 }
 
 void check_gdn_temporal(const char* op, const TensorView& temporal, const GdnShape& shape, const Context& ctx) {

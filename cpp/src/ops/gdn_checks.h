@@ -16,7 +16,8 @@ void check_gdn_layout(const char* op, const GdnShape& shape, const GdnProjection
 // f32 on the CPU, any float on CUDA.
 void check_gdn_activation(const char* op, const char* name, const TensorView& tensor, const Context& ctx,
                           std::initializer_list<std::int64_t> shape);
-void check_gdn_conv_state(const char* op, const TensorView& conv_state, const GdnShape& shape, const Context& ctx);
+void check_gdn_conv_state(const char* op, const TensorView& conv_state, const GdnShape& shape, int num_draft_tokens,
+                          const Context& ctx);
 void check_gdn_temporal(const char* op, const TensorView& temporal, const GdnShape& shape, const Context& ctx);
 
 }  // namespace deltaic::ops

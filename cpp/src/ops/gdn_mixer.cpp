@@ -27,7 +27,7 @@ void gdn_mixer(const Context& ctx, const GdnMixerArgs& args) {
   check_contiguous(op, "A_log", args.A_log, ctx, {DType::f32}, {shape.num_value_heads});
   check_contiguous(op, "dt_bias", args.dt_bias, ctx, {DType::f32}, {shape.num_value_heads});
   check_contiguous(op, "norm_weight", args.norm_weight, ctx, {DType::f32}, {shape.value_head_dim});
-  check_gdn_conv_state(op, args.conv_state, shape, ctx);
+  check_gdn_conv_state(op, args.conv_state, shape, args.sequences.num_draft_tokens, ctx);
   check_gdn_temporal(op, args.temporal, shape, ctx);
   check_contiguous(op, "out", args.out, ctx, {args.proj.dtype},
                    {num_tokens, shape.num_value_heads, shape.value_head_dim});
