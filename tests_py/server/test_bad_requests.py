@@ -123,7 +123,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*HI, {"role": "assistant", "tool_calls": 5}]}, ""),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: the model's chat template writes none"),
     ({"tools": "f"}, "tools: "),
-    ({"tool_choice": "required"}, "tool_choice must be none or auto"),
+    ({"tool_choice": "required"}, "tool_choice: a call is asked for, and tools is empty"),
     ({"functions": [{"name": "f"}]}, "functions is not supported"),
     ({"audio": {"voice": "x"}}, "audio is not supported"),
     ({"modalities": ["audio"]}, "modalities is not supported"),

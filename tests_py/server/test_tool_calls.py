@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from deltaic.server.tool_calls import Call, ToolCallSplitter
+from deltaic.server.tool_calls import CallPiece, ToolCallSplitter
 from events import read_events
-from harness import Maker, Scripted, running_server
+from harness import Maker, Scripted, running_server, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,10 +35,22 @@ TOOLS: list[dict[str, Any]] = [
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def split(form: Any, pieces: list[str]) -> tuple[str, list[Call]]:
+def split(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Return what is said, and the calls as (name, arguments)."""
     splitter = ToolCallSplitter(form, TOOLS)
-    parts = [splitter.feed(piece) for piece in pieces]
-    return "".join(said for said, _ in parts) + splitter.end(), [call for _, calls in parts for call in calls]
+    return put_together([part for piece in pieces for part in splitter.feed(piece)] + splitter.end())
+
+
+def put_together(parts: list[str | CallPiece]) -> tuple[str, list[tuple[str, str]]]:
+    said, calls = "", list[tuple[str, str]]()
+    for part in parts:
+        if isinstance(part, str):
+            said += part
+        elif part.name is not None:
+            calls.append((part.name, part.arguments))
+        else:
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.arguments)
+    return said, calls
 
 
 def tags(name: str, value: str) -> str:
@@ -78,11 +90,13 @@ def tags(name: str, value: str) -> str:
 )
 def test_values_have_the_schemas_types(name: str, value: str, expected: Any) -> None:
     """D97."""
-    said, (call,) = split("tags", [tags(name, value)])
+    text = tags(name, value)
+    said, (call,) = split("tags", [text])
     assert said == ""
-    assert call.name == "weather"
-    assert json.loads(call.arguments) == {name: expected}
-    assert type(json.loads(call.arguments)[name]) is type(expected)
+    assert call[0] == "weather"
+    assert json.loads(call[1]) == {name: expected}
+    assert type(json.loads(call[1])[name]) is type(expected)
+    assert split("tags", list(text)) == (said, [call])
 
 
 @pytest.mark.parametrize(
@@ -100,11 +114,32 @@ def test_values_have_the_schemas_types(name: str, value: str, expected: Any) -> 
         ("json", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', "", ["{}"]),
         ("json", '{"name": "now"}', '{"name": "now"}', []),
         ("json", 'A <tool_call>{"name": "now"}</tool_call>\n', "A", ["{}"]),
+        ("json", '<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', "", ['{"a": 1}']),
+        (
+            "json",
+            '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>B',
+            "B",
+            ['{"a": "</tool_call>"}'],
+        ),
+        ("json", '<tool_call>{"name": "f", "arguments": {"a": "\\"}{"}}', "", ['{"a": "\\"}{"}']),
+        ("json", '<tool_call>{"name": "f", "arguments": {"a": 1}} and so', "and so", ['{"a": 1}']),
+        ("json", '<tool_call>{"name": "f", "arguments": {"a": 1, b</tool_call>x', "x", ['{"a": 1, b']),
+        ("json", '<tool_call>{"name": "f", "arguments": {"a": "cut', "", ['{"a": "cut']),
+        ("tags", "<tool_call><function=f><parameter=a>\n1\n</parameter>\n<parameter=b>x", "", ['{"a": "1", "b": "x']),
+        ("tags", "<tool_call><function=f><parameter=a>x</para", "", ['{"a": "x</para']),
+        ("tags", "<tool_call><function=f><parameter=a>x</function></tool_call>.", ".", ['{"a": "x"}']),
+        ("tags", "<tool_call><function=f><parameter=a>\nx\n</tool_call>.", ".", ['{"a": "x"}']),
+        (
+            "tags",
+            "<tool_call><function=f><parameter=a>a</parameter> <b></function>\n\n</parameter></function></tool_call>",
+            "",
+            ['{"a": "a</parameter> <b></function>\\n"}'],
+        ),
     ],
 )
 def test_calls(form: str, text: str, said: str, calls: list[str]) -> None:
     found = split(form, [text])
-    assert (found[0], [call.arguments for call in found[1]]) == (said, calls)
+    assert (found[0], [arguments for _, arguments in found[1]]) == (said, calls)
     assert split(form, list(text)) == found
 
 
@@ -112,7 +147,7 @@ def test_calls(form: str, text: str, said: str, calls: list[str]) -> None:
     ("form", "text"),
     [
         ("tags", "<tool_call><function=weather><parameter=city\nRome</parameter></function></tool_call>"),
-        ("tags", "<tool_call><function=weather><parameter=city>Rome</function></tool_call>"),
+        ("tags", "<tool_call><function=weather>\n<parameter=city"),
         ("tags", "<tool_call><function=weather>Rome</function></tool_call>"),
         ("tags", "<tool_call>weather</tool_call>"),
         ("tags", "A <tool_call><function=weather>"),
@@ -132,18 +167,50 @@ def test_what_is_no_call_is_text(form: str, text: str) -> None:
     assert split(form, [text[i : i + 3] for i in range(0, len(text), 3)]) == (text, [])
 
 
-@given(
-    st.lists(
-        st.sampled_from(["<tool_call>", "</tool_call>", '{"name": "now"}', " ", "\n", "a", "<", "<tool", "{"]),
-        max_size=12,
-    ),
-    st.integers(1, 9),
-)
-def test_cuts_do_not_matter(words: list[str], size: int) -> None:
+WORDS: dict[Any, list[str]] = {
+    "json": [
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "now"',
+        ', "arguments": ',
+        '{"a": "',
+        '"',
+        "}",
+        " ",
+        "a",
+        "<tool",
+    ],
+    "tags": [
+        *("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "<parameter=days>"),
+        *("</parameter>", " ", "\n", "a", "<", "</"),
+    ],
+}
+
+
+@given(st.sampled_from(["json", "tags"]), st.data(), st.integers(1, 9))
+def test_cuts_do_not_matter(form: Any, data: st.DataObject, size: int) -> None:
+    words = data.draw(st.lists(st.sampled_from(WORDS[form]), max_size=16))
     text = "".join(words)
-    whole = split("json", [text])
-    assert split("json", [text[i : i + size] for i in range(0, len(text), size)]) == whole
-    assert split("json", words) == whole
+    whole = split(form, [text])
+    assert split(form, [text[i : i + size] for i in range(0, len(text), size)]) == whole
+    assert split(form, words) == whole
+
+
+def test_arguments_come_in_pieces() -> None:
+    """A long string is not held back until the call is complete."""
+    for form, opening, closing in (
+        ("json", '<tool_call>\n{"name": "weather", "arguments": {"city": "', '"}}\n</tool_call>'),
+        ("tags", "<tool_call>\n<function=weather>\n<parameter=city>\n", "\n</parameter>\n</function>\n</tool_call>"),
+    ):
+        splitter = ToolCallSplitter(form, TOOLS)  # type: ignore[arg-type]
+        parts = splitter.feed(opening)
+        for _ in range(100):
+            new = splitter.feed("far ")
+            assert new == [CallPiece(None, "far ")]
+            parts += new
+        parts += splitter.feed(closing) + splitter.end()
+        said, (call,) = put_together(parts)
+        assert (said, json.loads(call[1])) == ("", {"city": "far " * 100})
 
 
 def both_ways(server: Scripted, body: dict[str, Any]) -> dict[str, Any]:
@@ -164,9 +231,11 @@ def both_ways(server: Scripted, body: dict[str, Any]) -> dict[str, Any]:
         streamed["content"] += choice["delta"].get("content", "")
         streamed["reasoning"] += choice["delta"].get("reasoning_content", "")
         for call in choice["delta"].get("tool_calls", []):
-            assert call["index"] == len(streamed["calls"])
-            assert call["id"].startswith("call_")
-            streamed["calls"].append(call["function"])
+            if "id" in call:
+                assert call["id"].startswith("call_")
+                streamed["calls"].append({"name": call["function"]["name"], "arguments": ""})
+            assert call["index"] == len(streamed["calls"]) - 1
+            streamed["calls"][-1]["arguments"] += call["function"]["arguments"]
         streamed["finish_reason"] = choice["finish_reason"]
     assert streamed == told
     return told
@@ -201,6 +270,108 @@ def test_call_that_is_cut_is_text(make: Maker, tool_model: Callable[[str], Path]
         assert told["calls"] == []
         assert told["finish_reason"] == "length"
         assert "Well <tool_call>\n{".startswith(told["content"])
+
+
+def test_call_that_is_cut_in_its_arguments(make: Maker, tool_model: Callable[[str], Path]) -> None:
+    server = make(tags("city", "Rome at night"), model=tool_model("tags"))
+    whole = json.dumps({"city": "Rome at night"})
+    seen = set()
+    for max_tokens in range(1, 60):
+        told = both_ways(server, {"messages": HI, "tools": TOOLS, "max_tokens": max_tokens})
+        assert told["finish_reason"] == "length"
+        if told["calls"]:
+            seen.add(told["calls"][0]["arguments"])
+            assert whole.startswith(told["calls"][0]["arguments"].partition("\\n")[0])
+            assert told["content"] == ""
+    assert whole in seen
+    assert len(seen) > 3
+
+
+CALL = {
+    "json": '{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "tags": "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+}
+START = {
+    ("json", None): '{"name": "',
+    ("json", "weather"): '{"name": "weather", "arguments":',
+    ("tags", None): "<function=",
+    ("tags", "weather"): "<function=weather>\n",
+}
+
+
+@pytest.mark.parametrize("name", [None, "weather"])
+@pytest.mark.parametrize("form", ["json", "tags"])
+def test_call_that_is_asked_for(make: Maker, tool_model: Callable[[str], Path], form: str, name: str | None) -> None:
+    """The call is begun behind the prompt; with a name the answer ends with it."""
+    start = START[form, name]
+    server = make(CALL[form].removeprefix(start) + f"\n<tool_call>\n{CALL[form]}<|im_end|>", model=tool_model(form))
+    choice = "required" if name is None else {"type": "function", "function": {"name": name}}
+    body: dict[str, Any] = {"messages": HI, "tools": TOOLS, "tool_choice": choice, "max_tokens": 400}
+    told = both_ways(server, body)
+    request = next(iter(server.engine.seen.values()))
+    prompt = server.llm.get_tokenizer().decode(request.prompt_token_ids)
+    assert prompt.endswith("<|im_start|>assistant\n<tool_call>\n" + start)
+    assert told["content"] == ""
+    assert told["finish_reason"] == "tool_calls"
+    assert [call["name"] for call in told["calls"]] == ["weather"] * (2 if name is None else 1)
+    assert json.loads(told["calls"][0]["arguments"]) == {"city": "Rome"}
+    one = both_ways(server, {**body, "parallel_tool_calls": False})
+    assert one["calls"] == told["calls"][:1]
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("I would rather not.<|im_end|>", "holds no call that can be read"),
+        ('fly", "arguments": {"to": "Rome"}}\n</tool_call><|im_end|>', "called 'fly', which is none of weather, now"),
+        ('now", "arguments": {"a": 1, b}}\n</tool_call><|im_end|>', "call of now are no JSON"),
+    ],
+)
+def test_answer_without_the_call_that_is_asked_for(
+    make: Maker, tool_model: Callable[[str], Path], says: str, words: str
+) -> None:
+    server = make(says, model=tool_model("json"))
+    body: dict[str, Any] = {"messages": HI, "tools": TOOLS, "tool_choice": "required"}
+    whole = server.post("/v1/chat/completions", body)
+    assert whole.status_code == 422
+    assert words in whole.json()["error"]["message"]
+    assert whole.json()["error"]["code"] == "tool_call_failed"
+    assert read_events(server.post("/v1/chat/completions", {**body, "stream": True}).text)[-1] == whole.json()
+    cut = both_ways(server, {**body, "max_tokens": 2})  # what is cut says so
+    assert cut["finish_reason"] == "length"
+    until(lambda: server.llm.num_unfinished == 0)
+
+
+def test_forced_call_has_no_reasoning(make: Maker, tool_model: Callable[[str], Path]) -> None:
+    folder = tool_model("json")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{- '<think>\\n' }}")
+    server = make('now", "arguments": {}}\n</tool_call><|im_end|>', model=folder)
+    told = both_ways(server, {"messages": HI, "tools": TOOLS, "tool_choice": "required"})
+    assert (told["reasoning"], [call["name"] for call in told["calls"]]) == ("", ["now"])
+    (prompt, _) = [request.prompt_token_ids for request in server.engine.seen.values()]
+    assert server.llm.get_tokenizer().decode(prompt).endswith('<think>\n</think>\n\n<tool_call>\n{"name": "')
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": "some"}, "tool_choice must be none, auto, required or name a function, got 'some'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "there is no tool 'fly' in tools"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice must be {'type': 'function'"),
+        ({"tool_choice": {"type": "allowed_tools", "name": "now"}}, "tool_choice must be {'type': 'function'"),
+        ({"tool_choice": {"type": "function", "name": 5}}, "tool_choice must be {'type': 'function'"),
+        ({"tool_choice": "required", "tools": []}, "a call is asked for, and tools is empty"),
+        ({"tool_choice": "required", "add_generation_prompt": False}, "which needs a new message"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls: "),
+    ],
+)
+def test_wrong_choices(make: Maker, tool_model: Callable[[str], Path], fields: dict[str, Any], words: str) -> None:
+    server = make(model=tool_model("json"))
+    answer = server.post("/v1/chat/completions", {"messages": HI, "tools": TOOLS, **fields})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert server.engine.seen == {}
 
 
 def test_history_with_calls(make: Maker, tool_model: Callable[[str], Path]) -> None:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
+    422: "model_output_error",
     429: "rate_limit_error",
     500: "internal_error",
     503: "service_unavailable_error",

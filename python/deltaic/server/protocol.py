@@ -128,6 +128,7 @@ class ChatCompletionBody(ChatOptions, GenerationBody):
     top_logprobs: int | None = None
     echo: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(RequestBody):
@@ -202,13 +203,15 @@ class ChatLogprobs(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    name: str
+    name: str | None = None
     arguments: str
 
 
 class ToolCall(BaseModel):
+    """A call, or in a stream a piece of one: only the first has its id and name."""
+
     index: int | None = None  # in streams
-    id: str
+    id: str | None = None
     type: str = "function"
     function: CalledFunction
 

@@ -22,6 +22,10 @@ class ReasoningSplitter:
         self._started = False  # some of the current part was returned
         self._held = ""  # may belong to a tag, or to the white space before one
 
+    @property
+    def in_reasoning(self) -> bool:
+        return self._in_reasoning
+
     def feed(self, text: str) -> tuple[str, str]:
         """Take a piece; return what it adds to the reasoning and to the content."""
         self._held += text

@@ -6,7 +6,7 @@ import asyncio
 
 from fastapi import APIRouter
 
-from deltaic.server.chat_completions import render
+from deltaic.server.chat_answer import render
 from deltaic.server.errors import client_errors
 from deltaic.server.protocol import DetokenizeBody, Text, TokenizeBody, Tokens
 from deltaic.server.serving import Serving

@@ -10,16 +10,26 @@ from typing import Any
 
 from deltaic.chat import ToolFormat
 from deltaic.server.reasoning import num_open_chars
+from deltaic.server.tool_arguments import CLOSE, ArgumentReader, JsonArguments, TagArguments, read_json
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_FUNCTION = re.compile(r"\s*<function=([^<>\s]+)>\s*(.*?)\s*</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^<>\s]+)>(.*?)</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
+OPEN = "<tool_call>"
+_STRING = r'"(?:[^"\\]|\\.)*"'
+# A call is announced when its name and the start of its first argument are known.
+_JSON_HEAD = re.compile(
+    rf'\s*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"arguments"\s*:\s*'
+    rf'(?=\{{\s*{_STRING}\s*:\s*(?:["{{\[]|-?\d|true|false|null))',
+    re.DOTALL,
+)
+_TAGS_HEAD = re.compile(r"\s*<function=([^<>\s]+)>\s*(?=<parameter=[^<>\s]+>)")
+_TAGS_WITHOUT_ARGUMENTS = re.compile(r"\s*<function=([^<>\s]+)>\s*</function>\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    name: str
-    arguments: str  # a JSON object
+class CallPiece:
+    """A part of a call: with a name it begins one, without it goes on with the last."""
+
+    name: str | None
+    arguments: str  # JSON, or a piece of it
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
@@ -37,8 +47,9 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
 class ToolCallSplitter:
     """Split a growing text into what is said and the calls between <tool_call> and </tool_call>.
 
-    A call is returned when it is complete; one that cannot be read, or that is cut, is text like any other. White
-    space around calls is dropped. How the text is cut into pieces does not matter.
+    What cannot be read as a call, or is cut before its first argument, is text like any other; a call that is cut
+    later has arguments that are cut. White space around calls is dropped. How the text is cut into pieces does not
+    matter.
     """
 
     def __init__(self, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -46,116 +57,96 @@ class ToolCallSplitter:
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         self._held = ""
         self._after_call = False
+        self._reader: ArgumentReader | None = None  # of the call that was announced and is not complete
 
-    def feed(self, text: str) -> tuple[str, list[Call]]:
-        """Take a piece; return the text and the calls that it completes."""
+    def feed(self, text: str) -> list[str | CallPiece]:
+        """Take a piece; return the text and the parts of calls that it adds, in order."""
         self._held += text
-        said, calls = "", list[Call]()
-        while True:
+        parts: list[str | CallPiece] = []
+        while self._read_arguments(parts):
             if self._after_call:
                 self._held = self._held.lstrip()
             start = self._held.find(OPEN)
-            end = self._held.find(CLOSE, start) if start >= 0 else -1
+            if start < 0:
+                self._say(parts, len(self._held) - num_open_chars(self._held, OPEN))
+                break
+            end = self._held.find(CLOSE, start)
+            if self._announce(parts, start, len(self._held) if end < 0 else end):
+                continue
             if end < 0:
-                before = start if start >= 0 else len(self._held) - num_open_chars(self._held, OPEN)
-                said += self._take(len(self._held[:before].rstrip()))
-                return said, calls
+                self._say(parts, start)
+                break
             call = self._parse(self._held[start + len(OPEN) : end])
             if call is None:
-                said += self._take(end + len(CLOSE))
+                parts.append(self._take(end + len(CLOSE)))
                 continue
-            said += self._take(len(self._held[:start].rstrip()))
+            self._say(parts, start)
             self._held = self._held[self._held.index(CLOSE) + len(CLOSE) :]
             self._after_call = True
-            calls.append(call)
+            parts.append(call)
+        return [part for part in parts if part]
 
-    def end(self) -> str:
+    def end(self) -> list[str | CallPiece]:
         """Return what was held back; the text has ended."""
-        return self._take(len(self._held))
+        if self._reader is not None:
+            cut = self._reader.end()
+            return [*([CallPiece(None, cut)] if cut else []), *([self._reader.rest] if self._reader.rest else [])]
+        return [self._held] if self._held else []
+
+    def _read_arguments(self, parts: list[str | CallPiece]) -> bool:
+        """Go on with the call that was announced; return whether none is open any more."""
+        if self._reader is None:
+            return True
+        made = self._reader.feed(self._held)
+        self._held = ""
+        if made:
+            parts.append(CallPiece(None, made))
+        if self._reader.rest is None:
+            return False
+        self._held, self._reader, self._after_call = self._reader.rest, None, True
+        return True
+
+    def _announce(self, parts: list[str | CallPiece], start: int, end: int) -> bool:
+        """Begin the call whose head stands behind the <tool_call> at `start` and before `end`, if one does."""
+        head = (_JSON_HEAD if self._form == "json" else _TAGS_HEAD).match(self._held, start + len(OPEN), end)
+        name = None if head is None else head[1] if self._form == "tags" else _string(head[1])
+        if head is None or name is None:
+            return False
+        self._reader = JsonArguments() if self._form == "json" else TagArguments(self._schemas.get(name))
+        rest = self._held[head.end() :]
+        self._say(parts, start)
+        self._held = rest
+        parts.append(CallPiece(name, ""))
+        return True
+
+    def _say(self, parts: list[str | CallPiece], end: int) -> None:
+        """Let go of the text up to `end`, but not of white space before it."""
+        parts.append(self._take(len(self._held[:end].rstrip())))
 
     def _take(self, num_chars: int) -> str:
         taken, self._held = self._held[:num_chars], self._held[num_chars:]
         self._after_call = self._after_call and not taken
         return taken
 
-    def _parse(self, text: str) -> Call | None:
-        return _parse_json(text) if self._form == "json" else self._parse_tags(text)
-
-    def _parse_tags(self, text: str) -> Call | None:
-        function = _FUNCTION.fullmatch(text)
-        if function is None:
-            return None
-        name, body = function[1], function[2]
-        properties = _mapping(_mapping(self._schemas.get(name)).get("properties"))
-        arguments: dict[str, Any] = {}
-        position = 0
-        while position < len(body):
-            found = _PARAMETER.match(body, position)
-            if found is None:
-                return None
-            # The template puts one line break on either side of a value.
-            value = found[2].removeprefix("\n").removesuffix("\n")
-            arguments[found[1]] = _typed(value, _mapping(properties.get(found[1])))
-            position = found.end()
-        return Call(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _parse_json(text: str) -> Call | None:
-    try:
-        value = _read(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
-
-
-def _read(text: str) -> Any:
-    """Return a JSON value; ValueError also for NaN and infinity, which JSON does not have."""
-    value = json.loads(text)
-    json.dumps(value, allow_nan=False)
-    return value
-
-
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """Return a value of the first of a schema's types that it can be; text if it can be none."""
-    types = _types(schema)
-    for kind in (["null"] if "null" in types else []) + types:
-        if kind == "string":
-            return text
+    def _parse(self, text: str) -> CallPiece | None:
+        """Return a complete call whose head was not enough to announce it: without arguments, or in another order."""
+        if self._form == "tags":
+            function = _TAGS_WITHOUT_ARGUMENTS.fullmatch(text)
+            return None if function is None else CallPiece(function[1], "{}")
         try:
-            value = _read(text.lower() if kind in ("boolean", "null") else text)
+            value = read_json(text)
         except (ValueError, RecursionError):
-            continue
-        if kind == "any" or kind in _kinds(value):
-            return int(value) if kind == "integer" else value
-    return text
+            return None
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return None
+        arguments = value.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return None
+        return CallPiece(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
-def _types(schema: Mapping[str, Any]) -> list[str]:
-    found = schema.get("type")
-    if isinstance(found, str):
-        return [found]
-    if isinstance(found, list):
-        return [kind for kind in found if isinstance(kind, str)]
-    for name in ("anyOf", "oneOf"):
-        choices = schema.get(name)
-        if isinstance(choices, list):
-            return [kind for choice in choices for kind in _types(_mapping(choice))]
-    return ["any"] if schema.keys() & {"$ref", "allOf", "properties", "items"} else ["string"]
-
-
-def _kinds(value: Any) -> tuple[str, ...]:
-    """Return the types of JSON schema that a value of JSON has."""
-    if value is None or isinstance(value, bool):
-        return ("null",) if value is None else ("boolean",)
-    if isinstance(value, (int, float)):
-        return ("number", "integer") if value == int(value) else ("number",)
-    return ("object",) if isinstance(value, dict) else ("array",) if isinstance(value, list) else ()
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _string(text: str) -> str | None:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return None
