@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from deltaic.server.protocol import ChatCompletionBody, CompletionBody
+from deltaic.server.responses_protocol import ResponsesBody
 from harness import Maker, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -189,7 +190,10 @@ def test_wrong_bodies(make: Maker) -> None:
     assert server.post("/v1/completions", {"prompt": "x"}).json()["choices"][0]["text"] == "fine"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/audio/speech", "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_bodies_that_are_no_json(make: Maker, path: str) -> None:
     server = make()
     requests: list[Any] = [
@@ -213,7 +217,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = sorted({*ChatCompletionBody.model_fields, *CompletionBody.model_fields, "role", "content", "suffix"})
+FIELDS = sorted(
+    {*ChatCompletionBody.model_fields, *CompletionBody.model_fields, *ResponsesBody.model_fields, "role", "suffix"}
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
@@ -227,9 +233,9 @@ def test_any_json_gets_an_answer_or_400(make: Maker) -> None:
     server = make()
 
     @given(
-        st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]),
+        st.sampled_from(PATHS),
         st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
-        st.sampled_from([{"prompt": "x"}, {"tokens": [1]}, {}]),
+        st.sampled_from([{"prompt": "x"}, {"tokens": [1]}, {"input": "x"}, {"input": HI}, {}]),
         MESSAGES | st.just(HI),
     )
     @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
@@ -303,6 +309,8 @@ def test_unknown_models_paths_and_methods(make: Maker) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/audio/speech", {"input": "x"}),
         ("/tokenize", {"prompt": "x"}),
         ("/detokenize", {"tokens": [1]}),
     ):

@@ -16,8 +16,10 @@ from deltaic.server.errors import add_error_handlers
 from deltaic.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware
 from deltaic.server.models import models_router
 from deltaic.server.responses import ClientGone
+from deltaic.server.responses_api import responses_router
 from deltaic.server.serving import Serving
 from deltaic.server.settings import ServerSettings
+from deltaic.server.speech import speech_router
 from deltaic.server.status import status_router
 from deltaic.server.tokens import tokens_router
 
@@ -37,6 +39,8 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
         models_router,
         completions_router,
         chat_completions_router,
+        responses_router,
+        speech_router,
         tokens_router,
         status_router,
     ):

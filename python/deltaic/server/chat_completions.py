@@ -46,6 +46,7 @@ def chat_completions_router(serving: Serving) -> APIRouter:
 
 async def _answer(serving: Serving, body: ChatCompletionBody) -> Response:
     serving.check_model(body.model)
+    serving.check_room()
     with client_errors():
         chat = await asyncio.to_thread(chat_input, serving.llm, body)
     name, stream = await serving.submit([chat.given], "chatcmpl", body.priority)

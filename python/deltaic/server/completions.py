@@ -31,6 +31,7 @@ def completions_router(serving: Serving) -> APIRouter:
 
 async def _answer(serving: Serving, body: CompletionBody) -> Response:
     serving.check_model(body.model)
+    serving.check_room()
     with client_errors():
         inputs = await asyncio.to_thread(_inputs, serving.llm, body)
     name, stream = await serving.submit(inputs, "cmpl", body.priority)

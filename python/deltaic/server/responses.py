@@ -32,17 +32,22 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 class EventStream(Response):
-    """Server-sent events, one a string of `events`; then [DONE].
+    """Server-sent events: data, or a name and data, one an item of `events`; then data `ends_with`, if any.
 
     An exception of `events` becomes a last event with an error. `events` is closed when the client goes.
     """
 
-    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[str, None] | AsyncGenerator[tuple[str, str], None],
+        ends_with: str | None = "[DONE]",
+    ) -> None:
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
         )
         del self.headers["content-length"]
         self._events = events
+        self._ends_with = ends_with
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_all(send))
@@ -58,16 +63,18 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for data in self._events:
-                await self._send_event(send, data)
+            async for event in self._events:
+                await self._send_event(send, event)
         except Exception as error:
             await self._send_event(send, to_api_error(error).to_json())
-        await self._send_event(send, "[DONE]")
+        if self._ends_with is not None:
+            await self._send_event(send, self._ends_with)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     @staticmethod
-    async def _send_event(send: Send, data: str) -> None:
-        await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+    async def _send_event(send: Send, event: str | tuple[str, str]) -> None:
+        text = f"data: {event}\n\n" if isinstance(event, str) else f"event: {event[0]}\ndata: {event[1]}\n\n"
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 
-from deltaic.async_llm import AsyncLLM, OutputStream
+from deltaic.async_llm import AsyncLLM, OutputStream, QueueFull
 from deltaic.input_processor import EngineInput
 from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import RequestOutputKind, SamplingParams
@@ -36,6 +36,11 @@ class Serving:
                 param="model",
                 code="model_not_found",
             )
+
+    def check_room(self) -> None:
+        """Raise QueueFull before work is spent on a request that could not be queued."""
+        if self.llm.num_unfinished >= self.llm.max_unfinished:
+            raise QueueFull(f"{self.llm.num_unfinished} completions are queued or running, which is the limit")
 
     async def submit(self, inputs: Sequence[EngineInput], kind: str, priority: int | None) -> tuple[str, OutputStream]:
         """Queue the prompts of one HTTP request; return the answer's id and the outputs to come."""

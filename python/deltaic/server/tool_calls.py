@@ -42,6 +42,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"tools[{i}].function.name must be a string, got {function.get('name')!r:.80}")
         if not isinstance(function.get("parameters", {}), (Mapping, type(None))):
             raise ValueError(f"tools[{i}].function.parameters must be an object")
+        try:
+            json.dumps(tool, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"tools[{i}] holds a number that JSON does not have") from error
 
 
 class ToolCallSplitter:
