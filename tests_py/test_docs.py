@@ -1,8 +1,8 @@
 """The code blocks of README.md and docs/ run as they stand.
 
 A ```python block runs as a program. Of a ```bash block the lines that call `deltaic` run, one after the other. A block
-that talks to http://127.0.0.1:8000 gets a server, on a port of its own. Not run: lines with /path/to/, and commands that
-install, build or serve.
+that talks to http://127.0.0.1:8000 gets a server, on a port of its own. Not run: lines with /path/to/, and what
+installs, builds or serves.
 """
 
 from __future__ import annotations

@@ -84,6 +84,12 @@ struct ModelConfig {
   std::int64_t num_parameters() const;
 };
 
+// A rank of a model that several devices share. This version runs one: sizes above 1 are refused where a model is loaded.
+struct ParallelConfig {
+  int tensor_parallel_size = 1;
+  int rank = 0;
+};
+
 // Reads the text part of a config.json (published, transformers 4 and transformers 5 styles). Throws
 // InvalidArgument naming the field for missing, contradictory or out-of-range values, Unsupported for an
 // architecture or an option that deltaic does not have.
