@@ -1,6 +1,7 @@
 // Every CUDA entry point of a build without CUDA: a clear Unsupported. Compiled instead of cuda/.
 #include "cpp/src/check.h"
 #include "cpp/src/core/buffer.h"
+#include "cpp/src/core/cuda_runtime.h"
 #include "cpp/src/core/matmul.h"
 #include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/activation.h"
@@ -30,6 +31,21 @@ std::shared_ptr<void> allocate(std::size_t, int) { no_cuda("a buffer on a CUDA d
 std::shared_ptr<Matmul> make_matmul(int) { no_cuda("products on a CUDA device"); }
 int num_devices() { return 0; }
 void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); }
+DeviceMemory device_memory(int) { no_cuda("device_memory"); }
+CurrentDevice::CurrentDevice(Device device) {
+  if (device.type != DeviceType::cpu) no_cuda("a CUDA device");
+}
+CurrentDevice::~CurrentDevice() = default;
+Stream::Stream() { no_cuda("a stream"); }
+void Stream::wait() const { no_cuda("a stream"); }
+Event::Event() { no_cuda("an event"); }
+void Event::record(const Stream&) const { no_cuda("an event"); }
+void Event::wait() const { no_cuda("an event"); }
+PinnedBuffer::PinnedBuffer(std::size_t) { no_cuda("pinned memory"); }
+Graph::Graph(const Stream&, const std::function<void()>&) { no_cuda("a graph"); }
+void Graph::launch(const Stream&) const { no_cuda("a graph"); }
+void copy_async(const Stream&, void*, const void*, std::size_t) { no_cuda("copy_async"); }
+void fill_async(const Stream&, void*, unsigned char, std::size_t) { no_cuda("fill_async"); }
 
 void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
 void paged_attention(ops::Stream, const ops::PagedAttentionArgs&) { no_cuda("paged_attention"); }

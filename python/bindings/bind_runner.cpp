@@ -84,13 +84,16 @@ void bind_runner(py::module_& m) {
   bind_step_views(m);
   Struct<RunnerOptions>(m, "RunnerOptions", "Sizes and switches of a ModelRunner.")
       .field("device", &RunnerOptions::device)
+      .field("dtype", &RunnerOptions::dtype)
       .field("max_num_reqs", &RunnerOptions::max_num_reqs)
       .field("max_model_len", &RunnerOptions::max_model_len)
       .field("max_num_batched_tokens", &RunnerOptions::max_num_batched_tokens)
       .field("num_speculative_tokens", &RunnerOptions::num_speculative_tokens)
       .field("num_threads", &RunnerOptions::num_threads)
       .field("async_input_combine", &RunnerOptions::async_input_combine)
-      .field("poison_caches", &RunnerOptions::poison_caches);
+      .field("poison_caches", &RunnerOptions::poison_caches)
+      .field("enforce_eager", &RunnerOptions::enforce_eager)
+      .field("dummy_weights", &RunnerOptions::dummy_weights);
   py::class_<AsyncModelRunnerOutput>(m, "AsyncModelRunnerOutput", "The tokens of a step that may still run.")
       .def(
           "get_output",

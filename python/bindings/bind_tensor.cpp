@@ -1,10 +1,13 @@
 #include <bit>
 #include <cstring>
 
+#include <deltaic/device.h>
 #include <deltaic/tensor.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "cpp/src/core/cuda_runtime.h"
+#include "cpp/src/core/transfer.h"
 #include "python/bindings/module.h"
 
 using namespace deltaic;
@@ -34,7 +37,7 @@ py::array copy_elements(const TensorView& view, Convert convert) {
   return result;
 }
 
-py::array to_numpy(const TensorView& view) {
+py::array host_to_numpy(const TensorView& view) {
   const auto same = [](auto x) { return x; };
   switch (view.dtype) {
     case DType::f32:
@@ -56,6 +59,21 @@ py::array to_numpy(const TensorView& view) {
       return copy_elements<std::uint8_t, std::uint8_t>(view, same);
   }
   throw py::value_error("unknown dtype");
+}
+
+// Waits for the device first.
+py::array to_numpy(TensorView view) {
+  if (view.device.type == DeviceType::cpu || view.numel() == 0) return host_to_numpy(view);
+  std::int64_t last = 0;  // gaps between strides are copied too
+  for (int d = 0; d < view.rank; ++d) last += (view.shape[d] - 1) * view.stride[d];
+  std::vector<std::byte> elements(static_cast<std::size_t>(last + 1) * size_of(view.dtype));
+  {
+    py::gil_scoped_release unlocked;
+    const cuda::CurrentDevice current(view.device);
+    cuda::copy_and_wait(elements.data(), view.data, elements.size());
+  }
+  view.data = elements.data();
+  return host_to_numpy(view);
 }
 
 }  // namespace
@@ -88,4 +106,13 @@ void bind_tensor(py::module_& m) {
                                return std::vector<std::int64_t>(view.stride.begin(), view.stride.begin() + view.rank);
                              })
       .def("numpy", &to_numpy, "Copy the elements into a NumPy array; f16 and bf16 become f32.");
+  m.def("num_cuda_devices", &num_cuda_devices,
+        "CUDA devices that this process may use; 0 in a build without CUDA or on a machine without a GPU.");
+  m.def(
+      "device_memory",
+      [](const Device& device) {
+        const DeviceMemory memory = device_memory(device);
+        return std::pair(memory.free_bytes, memory.total_bytes);
+      },
+      py::arg("device"), "Free and total bytes of a CUDA device.");
 }

@@ -61,9 +61,11 @@ __all__: list[str] = [
     "array_info",
     "batch_memcpy",
     "cache_capacity",
+    "device_memory",
     "load_model_config",
     "make_kv_cache_groups",
     "measure_cpu_ceilings",
+    "num_cuda_devices",
     "parse_model_config",
     "plan_kv_cache",
     "validate_gdn_state_indices",
@@ -1099,6 +1101,9 @@ class RunnerOptions:
 
     async_input_combine: bool
     device: Device
+    dtype: DType
+    dummy_weights: bool
+    enforce_eager: bool
     poison_caches: bool
     def __init__(self, **kwargs: typing.Any) -> None: ...
     @property
@@ -1335,6 +1340,11 @@ def cache_capacity(config: KVCacheConfig, max_model_len: typing.SupportsInt | ty
     What a KVCacheConfig holds, in tokens, requests and bytes.
     """
 
+def device_memory(device: Device) -> tuple[int, int]:
+    """
+    Free and total bytes of a CUDA device.
+    """
+
 def load_model_config(path: os.PathLike[str] | str | bytes) -> ModelConfig:
     """
     Read the config.json of a checkpoint folder, or the file itself.
@@ -1348,6 +1358,11 @@ def make_kv_cache_groups(model: ModelConfig, options: MemoryPlanOptions) -> KVCa
 def measure_cpu_ceilings(num_threads: typing.SupportsInt | typing.SupportsIndex = 0) -> tuple[float, float]:
     """
     Bytes a second that this process can read, and f32 operations a second; takes seconds and 512 MiB.
+    """
+
+def num_cuda_devices() -> int:
+    """
+    CUDA devices that this process may use; 0 in a build without CUDA or on a machine without a GPU.
     """
 
 def parse_model_config(json: str) -> ModelConfig:

@@ -299,3 +299,11 @@ TEST_CASE("11: a runner can be moved") {
   engine.add("a", prompt_of(7, 1));
   CHECK(engine.generate("a", 2) == dense_greedy(engine.runner, prompt_of(7, 1), 2));
 }
+
+TEST_CASE("2: the CPU computes in f32") {
+  const TinyModel model = tiny_qwen3_5();
+  RunnerOptions options = small_options();
+  options.dtype = DType::bf16;
+  CHECK_THROWS_WITH_AS(make_runner(model, {}, options), doctest::Contains("dtype is bf16, the CPU computes in f32"),
+                       InvalidArgument);
+}

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +22,7 @@ using TensorMap = std::map<std::string, TensorView>;
 
 struct RunnerOptions {
   Device device;
+  DType dtype = DType::f32;  // CUDA: of weights and activations, f32 | bf16 | f16. The CPU computes in f32
   int max_num_reqs = 32;
   int max_model_len = 4096;
   int max_num_batched_tokens = 2048;
@@ -30,16 +32,21 @@ struct RunnerOptions {
   bool async_input_combine = false;
   // Fills KV and state caches with NaN at start-up: results must not change. For tests.
   bool poison_caches = false;
+  bool enforce_eager = false;  // CUDA: no graphs
+  bool dummy_weights = false;  // random weights instead of the checkpoint's tensors, of which only config.json is read
 };
 
-// The tokens of a step that may still run. get_output() may be called once; it waits for the step.
+// The tokens of a step that may still run. get_output() may be called once, from the thread that drives the runner; it
+// waits for the step.
 class AsyncModelRunnerOutput {
  public:
-  explicit AsyncModelRunnerOutput(ModelRunnerOutput output) : output_(std::move(output)) {}
+  explicit AsyncModelRunnerOutput(ModelRunnerOutput output);
+  // wait: blocks until the output is there, and returns it.
+  explicit AsyncModelRunnerOutput(std::function<ModelRunnerOutput()> wait) : wait_(std::move(wait)) {}
   ModelRunnerOutput get_output();
 
  private:
-  std::optional<ModelRunnerOutput> output_;
+  std::function<ModelRunnerOutput()> wait_;  // none once it was called
 };
 
 // What the last step ran on, for tests and debugging.
@@ -127,6 +134,7 @@ class ModelRunner {
   // req_id -> its first running slot.
   std::map<std::string, int> gdn_state_slots() const;
 
+  // On CUDA these two wait for all steps in flight.
   const InputBatch& input_batch() const;
   const StepInputs& last_step() const;
   const AttentionMetadataView& last_attn_meta() const;

@@ -1,0 +1,19 @@
+#include <deltaic/device.h>
+
+#include "cpp/src/check.h"
+#include "cpp/src/core/cuda_runtime.h"
+#include "cpp/src/core/transfer.h"
+
+namespace deltaic {
+
+int num_cuda_devices() { return cuda::num_devices(); }
+
+DeviceMemory device_memory(Device device) {
+  DELTAIC_CHECK(device.type == DeviceType::cuda, "device_memory is of a CUDA device, not of the CPU");
+  const int num_devices = cuda::num_devices();
+  DELTAIC_CHECK(device.index >= 0 && (num_devices == 0 || device.index < num_devices), "there is no CUDA device ",
+                device.index, ": this process may use ", num_devices);
+  return cuda::device_memory(device.index);
+}
+
+}  // namespace deltaic
