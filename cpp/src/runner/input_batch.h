@@ -16,7 +16,8 @@ namespace deltaic {
 // All that a live request owns in the batch, but its block-table rows and its last sampled token.
 struct BatchRow {
   std::string req_id;
-  std::vector<std::int32_t> token_ids;  // known tokens: prompt, then output
+  // Prompt, then output. A negative one stands for a sampled token that the host has not read yet.
+  std::vector<std::int32_t> token_ids;
   int num_prompt_tokens = 0;
   int prefill_length = 0;  // tokens known at admission: prompt, and output when the request comes back
   int num_computed_tokens = 0;
