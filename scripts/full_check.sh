@@ -22,8 +22,14 @@ cp build/debug/python/bindings/_core*.so "$debug_package/deltaic/"
 PYTHONPATH=$debug_package python -m pytest tests_py/test_invariance.py tests_py/test_scheduler_prefix.py tests_py/test_engine.py
 rm -rf "$debug_package"
 
-section "slow Python tests"
-python -m pytest tests_py -m slow
+section "slow Python tests, those of the page in Chromium"
+pip_install 'playwright>=1.50' 'axe-playwright-python>=0.1.4'
+if ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
+  $sudo apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null ||
+    echo "warning: no chromium: the tests of the page are skipped" >&2
+fi
+python -m pytest tests_py -m slow -rs
 
 section "clang-tidy"
 if ! command -v clang-tidy >/dev/null; then pip_install clang-tidy==21.1.6; fi

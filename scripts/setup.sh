@@ -16,8 +16,8 @@ missing_packages() {
 }
 
 packages=$(missing_packages)
+sudo=$([ "$(id -u)" = 0 ] || echo sudo)
 if [ -n "$packages" ] && command -v apt-get >/dev/null; then
-  sudo=$([ "$(id -u)" = 0 ] || echo sudo)
   echo "== installing system packages:" $packages
   $sudo apt-get update -qq
   # shellcheck disable=SC2086  # a list of words

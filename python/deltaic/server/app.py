@@ -15,6 +15,7 @@ from deltaic.server.completions import completions_router
 from deltaic.server.errors import add_error_handlers
 from deltaic.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware
 from deltaic.server.models import models_router
+from deltaic.server.page import page_router
 from deltaic.server.responses import ClientGone
 from deltaic.server.responses_api import responses_router
 from deltaic.server.serving import Serving
@@ -45,6 +46,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
         status_router,
     ):
         app.include_router(make_router(serving))
+    app.include_router(page_router())
     add_error_handlers(app)
 
     async def nobody_reads(_: Request, __: Exception) -> Response:

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deltaic.server.errors import ApiError
 
-# What monitoring reads; it holds no text of anyone.
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+# What monitoring reads, which holds no text of anyone, and the page, which asks for the key.
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 _MAX_DISCARDED_BYTES = 256 << 20
 
 
