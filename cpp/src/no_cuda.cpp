@@ -4,6 +4,7 @@
 #include "cpp/src/core/cuda_runtime.h"
 #include "cpp/src/core/matmul.h"
 #include "cpp/src/core/transfer.h"
+#include "cpp/src/core/upload.h"
 #include "cpp/src/ops/activation.h"
 #include "cpp/src/ops/batch_memcpy.h"
 #include "cpp/src/ops/device_sampler.h"
@@ -30,6 +31,9 @@ namespace {
 std::shared_ptr<void> allocate(std::size_t, int) { no_cuda("a buffer on a CUDA device"); }
 std::shared_ptr<Matmul> make_matmul(int) { no_cuda("products on a CUDA device"); }
 int num_devices() { return 0; }
+void wait_for_device(int) { no_cuda("wait_for_device"); }
+std::unique_ptr<Uploader> make_uploader(int) { no_cuda("weights on a CUDA device"); }
+void fill_uniform(const TensorView&, std::uint64_t, float, float) { no_cuda("weights on a CUDA device"); }
 void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); }
 DeviceMemory device_memory(int) { no_cuda("device_memory"); }
 CurrentDevice::CurrentDevice(Device device) {
@@ -60,14 +64,17 @@ void gated_delta_rule(ops::Stream, const ops::GdnShape&, const ops::GdnProjectio
 }
 std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape&, DType, std::int64_t, std::int64_t) { no_cuda("gdn_mixer"); }
 void gdn_mixer(ops::Stream, const ops::GdnMixerArgs&) { no_cuda("gdn_mixer"); }
+bool linear_fuses(TensorView, const ops::Weight&) { no_cuda("linear"); }
 void linear(ops::Stream, Matmul*, TensorView, const ops::Weight&, const ops::LinearOptions&, TensorView) {
   no_cuda("linear");
 }
 void embedding(ops::Stream, TensorView, const ops::Weight&, TensorView) { no_cuda("embedding"); }
 void silu_mul(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("silu_mul"); }
 void sigmoid_mul(ops::Stream, TensorView, TensorView) { no_cuda("sigmoid_mul"); }
-void moe_router(ops::Stream, TensorView, bool, TensorView, TensorView) { no_cuda("moe_router"); }
-void moe_experts(ops::Stream, TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, TensorView) {
+void moe_router(ops::Stream, TensorView, TensorView, bool, TensorView, TensorView) { no_cuda("moe_router"); }
+bool moe_experts_fuses_norm(TensorView, TensorView, TensorView, std::int64_t) { no_cuda("moe_experts"); }
+void moe_experts(ops::Stream, TensorView, const ops::FusedNorm&, TensorView, TensorView, TensorView, TensorView,
+                 TensorView, TensorView) {
   no_cuda("moe_experts");
 }
 std::size_t moe_scratch_bytes(std::int64_t, int, std::int64_t, std::int64_t, std::int64_t) { no_cuda("moe_experts"); }

@@ -89,13 +89,28 @@ void plain_linear(ops::Stream stream, TensorView x, TensorView weight, const ops
   visit_half(x.dtype, [&]<class T>(T) { y.dtype == DType::f32 ? launch(T{}, T{}, float{}) : launch(T{}, T{}, T{}); });
 }
 
+StreamingLinearArgs streaming_args(const TensorView& x, const ops::Weight& weight, const ops::LinearOptions& options,
+                                   const TensorView& y) {
+  return {.x = x,
+          .weight = weight,
+          .norm_weight = options.norm.weight,
+          .eps = options.norm.eps,
+          .bias = options.bias,
+          .accumulate = options.accumulate,
+          .silu_mul = options.silu_mul,
+          .y = y};
+}
+
 }  // namespace
+
+bool linear_fuses(TensorView x, const ops::Weight& weight) {
+  return can_stream_linear(streaming_args(x, weight, {}, x));  // any y of x's dtype
+}
 
 void linear(ops::Stream stream, Matmul* matmul, TensorView x, const ops::Weight& weight,
             const ops::LinearOptions& options, TensorView y) {
   if (x.dtype == DType::f32 || x.dtype != weight.view.dtype) return plain_linear(stream, x, weight.view, options, y);
-  const StreamingLinearArgs few{
-      .x = x, .weight = weight, .norm_weight = {}, .bias = options.bias, .accumulate = options.accumulate, .y = y};
+  const StreamingLinearArgs few = streaming_args(x, weight, options, y);
   if (can_stream_linear(few)) return streaming_linear(stream, few);
   if (!is_aligned(x) || !is_aligned(weight.view) || !is_aligned(y))
     return plain_linear(stream, x, weight.view, options, y);

@@ -20,15 +20,22 @@ constexpr int kRouterWarps = 4;
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kRouterWarps * 32)
-    moe_router_kernel(const float* logits, std::int64_t stride, int num_tokens, int num_experts, int k,
-                      bool renormalize, std::int32_t* expert_ids, float* weights) {
+    moe_router_kernel(const float* logits, std::int64_t stride, const float* shared_logits, std::int64_t shared_stride,
+                      int num_tokens, int num_experts, int k, bool renormalize, std::int32_t* expert_ids,
+                      float* weights) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const std::int64_t token = std::int64_t{blockIdx.x} * kRouterWarps + threadIdx.x / 32;
   if (token >= num_tokens) return;
+  const int num_columns = k + (shared_logits != nullptr ? 1 : 0);
+  expert_ids += token * num_columns, weights += token * num_columns;
+  if (shared_logits != nullptr && threadIdx.x % 32 == 0) {
+    expert_ids[k] = num_experts;
+    weights[k] = 1.0F / (1.0F + expf(-__ldcg(shared_logits + token * shared_stride)));
+  }
   top_experts(logits + token * stride, num_experts, k, renormalize, [&](int j, int id, float weight) {
-    expert_ids[token * k + j] = id;
-    weights[token * k + j] = weight;
+    expert_ids[j] = id;
+    weights[j] = weight;
   });
 }
 
@@ -47,15 +54,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void moe_router(ops::Stream stream, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights) {
+void moe_router(ops::Stream stream, TensorView logits, TensorView shared_logits, bool renormalize,
+                TensorView expert_ids, TensorView weights) {
   const auto num_tokens = static_cast<int>(logits.shape[0]), num_experts = static_cast<int>(logits.shape[1]);
-  const auto k = static_cast<int>(expert_ids.shape[1]);
+  const auto k = static_cast<int>(expert_ids.shape[1]) - (shared_logits.data != nullptr ? 1 : 0);
   DELTAIC_CHECK(num_experts <= kMaxExperts && k <= kMaxExpertsPerToken, "moe_router on CUDA takes up to ", kMaxExperts,
                 " experts and ", kMaxExpertsPerToken, " a token, not ", num_experts, " and ", k);
   const DependentLaunch launch{.grid = dim3(static_cast<unsigned>((num_tokens + kRouterWarps - 1) / kRouterWarps)),
                                .block = dim3(kRouterWarps * 32),
                                .stream = native(stream)};
-  launch(moe_router_kernel, static_cast<const float*>(logits.data), logits.stride[0], num_tokens, num_experts, k,
+  launch(moe_router_kernel, static_cast<const float*>(logits.data), logits.stride[0],
+         static_cast<const float*>(shared_logits.data), shared_logits.stride[0], num_tokens, num_experts, k,
          renormalize, static_cast<std::int32_t*>(expert_ids.data), static_cast<float*>(weights.data));
 }
 
@@ -66,10 +75,18 @@ std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token
                    moe_grouped_scratch_bytes(num_tokens, num_experts_per_token, num_experts, hidden, intermediate)});
 }
 
-void moe_experts(ops::Stream stream, TensorView x, TensorView gate_up, TensorView down, TensorView expert_ids,
-                 TensorView weights, TensorView scratch, TensorView y) {
+bool moe_experts_fuses_norm(TensorView x, TensorView gate_up, TensorView down, std::int64_t num_experts_per_token) {
+  MoeStreamingArgs args{};
+  args.x = x, args.gate_up = gate_up, args.down = down;
+  args.expert_ids.shape = {x.shape[0], num_experts_per_token};
+  return can_stream_moe(args);
+}
+
+void moe_experts(ops::Stream stream, TensorView x, const ops::FusedNorm& norm, TensorView gate_up, TensorView down,
+                 TensorView expert_ids, TensorView weights, TensorView scratch, TensorView y) {
   const MoeStreamingArgs few{.x = x,
-                             .norm_weight = {},
+                             .norm_weight = norm.weight,
+                             .eps = norm.eps,
                              .gate_up = gate_up,
                              .down = down,
                              .expert_ids = expert_ids,

@@ -16,6 +16,7 @@ std::shared_ptr<void> allocate(std::size_t num_bytes, int device_index) {
   if (code == cudaSuccess) {
     owner = std::shared_ptr<void>(memory, [](void* pointer) { (void)cudaFree(pointer); });
     check(cudaMemset(memory, 0, num_bytes));
+    check(cudaStreamSynchronize(nullptr));  // other streams do not wait for the default one
   }
   check(cudaSetDevice(previous));
   if (code == cudaErrorMemoryAllocation) {

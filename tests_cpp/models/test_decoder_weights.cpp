@@ -44,7 +44,8 @@ TEST_CASE("matrices are views of the checkpoint, small vectors are f32 copies") 
     CHECK(weights->embedding.view.data == model.tensors.at("model.embed_tokens.weight").data);
     CHECK(weights->head.view.data == model.tensors.at("lm_head.weight").data);
     const auto& attention = std::get<Attention>(weights->layers[3].mixer);
-    CHECK(attention.k_proj.view.data == model.tensors.at("model.layers.3.self_attn.k_proj.weight").data);
+    CHECK(attention.qkv_proj.parts[1].weight.view.data ==
+          model.tensors.at("model.layers.3.self_attn.k_proj.weight").data);
     CHECK(weights->final_norm.view().data != model.tensors.at("model.norm.weight").data);
     CHECK(weights->num_bytes == 4 * model.config.num_parameters());
   }

@@ -42,6 +42,23 @@ TEST_CASE("moe_router takes the k largest probabilities of all experts, ties to 
     }
 }
 
+TEST_CASE("moe_router puts the shared expert last, with the sigmoid of its own logit") {
+  const Tensor logits = test::random({5, 8}, DType::f32, 3, 2.0), shared = test::random({5, 3}, DType::f32, 4, 2.0);
+  Tensor ids(DType::i32, {5, 2}), weights(DType::f32, {5, 2}), all_ids(DType::i32, {5, 3}), all(DType::f32, {5, 3});
+  TensorView column = shared.view();
+  column.shape[1] = 1;
+  ops::moe_router(test::cpu_context(), logits.view(), true, ids.view(), weights.view());
+  ops::moe_router(test::cpu_context(), logits.view(), column, true, all_ids.view(), all.view());
+  for (int t = 0; t < 5; ++t) {
+    for (int j = 0; j < 2; ++j) {
+      CHECK(all_ids.as<std::int32_t>()[3 * t + j] == ids.as<std::int32_t>()[2 * t + j]);
+      CHECK(all.as<float>()[3 * t + j] == weights.as<float>()[2 * t + j]);
+    }
+    CHECK(all_ids.as<std::int32_t>()[3 * t + 2] == 8);
+    CHECK(all.as<float>()[3 * t + 2] == doctest::Approx(1.0 / (1.0 + std::exp(-shared.as<float>()[3 * t]))));
+  }
+}
+
 TEST_CASE("moe_router gives valid ids for NaN logits") {
   const Tensor logits = test::filled({1, 8}, DType::f32, NAN);
   Tensor ids(DType::i32, {1, 3}), weights(DType::f32, {1, 3});

@@ -5,27 +5,19 @@
 
 namespace deltaic {
 
-void GatedDeltaNet::add_projection(ops::Weight weight) {
-  const std::int64_t num_columns = weight.out_features();
-  in_proj.push_back({.weight = std::move(weight), .first_column = row_size});
-  row_size += num_columns;
+GatedDeltaNet::Buffers GatedDeltaNet::take_buffers(Workspace& workspace, const StepShape& step) const {
+  const auto num_bytes = ops::gdn_mixer_workspace_bytes(step.device, shape, step.dtype, step.num_tokens, step.num_seqs);
+  return {
+      .proj = workspace.take(step.dtype, {step.num_tokens, in_proj.row_size}),
+      .mixer = workspace.take(DType::u8, {static_cast<std::int64_t>(num_bytes)}),
+      .out = workspace.take(step.dtype, {step.num_tokens, std::int64_t{shape.num_value_heads} * shape.value_head_dim})};
 }
 
-GatedDeltaNet::Buffers GatedDeltaNet::take_buffers(Workspace& workspace, std::int64_t num_tokens) const {
-  // There may be as many sequences as tokens.
-  const auto num_bytes =
-      ops::gdn_mixer_workspace_bytes(conv1d.view().device, shape, DType::f32, num_tokens, num_tokens);
-  return {.proj = workspace.take(DType::f32, {num_tokens, row_size}),
-          .mixer = workspace.take(DType::u8, {static_cast<std::int64_t>(num_bytes)}),
-          .out = workspace.take(DType::f32, {num_tokens, std::int64_t{shape.num_value_heads} * shape.value_head_dim})};
-}
-
-void GatedDeltaNet::forward(const ops::Context& ctx, TensorView x, const ops::GdnSequences& sequences,
-                            TensorView conv_state, TensorView temporal, Workspace& workspace, TensorView y) const {
-  const Buffers buffers = take_buffers(workspace, x.shape[0]);
-  for (const Projection& projection : in_proj)
-    ops::linear(ctx, x, projection.weight,
-                columns(buffers.proj, projection.first_column, projection.weight.out_features()));
+void GatedDeltaNet::forward(const ops::Context& ctx, LayerInput& input, const StepShape& step,
+                            const ops::GdnSequences& sequences, TensorView conv_state, TensorView temporal,
+                            Workspace& workspace, TensorView y) const {
+  const Buffers buffers = take_buffers(workspace, step);
+  in_proj.forward(ctx, input, buffers.proj);
   ops::gdn_mixer(ctx, {.shape = shape,
                        .layout = layout,
                        .proj = buffers.proj,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpp/src/layers/projection.h"
 #include "cpp/src/layers/workspace.h"
 #include "cpp/src/ops/context.h"
 #include "cpp/src/ops/weight.h"
@@ -8,16 +9,17 @@ namespace deltaic {
 
 // SwiGLU (model-spec section 10).
 struct Mlp {
-  ops::Weight gate_proj, up_proj, down_proj;
+  Projection gate_up_proj;  // [gate | up]
+  ops::Weight down_proj;
 
   struct Buffers {
-    TensorView gate, up;  // [num_tokens, intermediate_size]
+    TensorView gate_up;  // [num_tokens, 2 * intermediate_size]
   };
-  Buffers take_buffers(Workspace& workspace, std::int64_t num_tokens) const;
+  Buffers take_buffers(Workspace& workspace, const StepShape& shape) const;
 
-  // y = mlp(x), or y += mlp(x).
-  //   x, y  [num_tokens, hidden_size]; must not overlap
-  void forward(const ops::Context& ctx, TensorView x, const Buffers& buffers, bool accumulate, TensorView y) const;
+  // y = mlp(input), or y += mlp(input).
+  //   y  [num_tokens, hidden_size]; += may be into the input's residual stream
+  void forward(const ops::Context& ctx, LayerInput& input, const Buffers& buffers, bool accumulate, TensorView y) const;
 };
 
 }  // namespace deltaic

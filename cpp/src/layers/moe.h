@@ -9,27 +9,31 @@ namespace deltaic {
 
 // Mixture of experts, with a shared expert where the model has one (model-spec section 10).
 struct Moe {
-  int num_experts_per_token = 0;
+  int num_experts = 0, num_experts_per_token = 0;
+  std::int64_t intermediate_size = 0;
   bool renormalize = false;
-  ops::Weight router;
-  ops::ExpertWeights experts;
-  std::optional<Mlp> shared_expert;
-  ops::Weight shared_expert_gate;  // [1, hidden_size]
+  bool has_shared_expert = false;
+  Projection router;                 // [an expert each | the shared expert's gate]
+  ops::ExpertWeights experts;        // the shared expert is the last of them, unless
+  std::optional<Mlp> shared_expert;  // it stands apart: on the CPU, and where its size is another
 
-  // y += moe(x).
-  //   x, y  [num_tokens, hidden_size]
-  void forward(const ops::Context& ctx, TensorView x, Workspace& workspace, TensorView y) const;
+  // y += moe(input).
+  //   y  [num_tokens, hidden_size]; may be the input's residual stream
+  void forward(const ops::Context& ctx, LayerInput& input, const StepShape& shape, Workspace& workspace,
+               TensorView y) const;
 
   struct Buffers {
-    TensorView router_logits;   // [num_tokens, num_experts]
-    TensorView expert_ids;      // [num_tokens, num_experts_per_token] i32
-    TensorView expert_weights;  // [num_tokens, num_experts_per_token]
+    TensorView router_logits;   // [num_tokens, router.row_size]
+    TensorView expert_ids;      // [num_tokens, experts a token] i32, a shared one among them included
+    TensorView expert_weights;  // [num_tokens, experts a token]
     TensorView expert_scratch;  // bytes
     Mlp::Buffers shared_expert;
-    TensorView shared_gate;  // [num_tokens, 1]
-    TensorView shared_out;   // [num_tokens, hidden_size]
+    TensorView shared_out;  // [num_tokens, hidden_size]
   };
-  Buffers take_buffers(Workspace& workspace, std::int64_t num_tokens) const;
+  Buffers take_buffers(Workspace& workspace, const StepShape& shape) const;
+
+ private:
+  bool is_shared_among_experts() const { return has_shared_expert && !shared_expert; }
 };
 
 }  // namespace deltaic

@@ -35,6 +35,15 @@ TensorView as_heads(const TensorView& rows, std::int64_t num_heads, std::int64_t
   return heads;
 }
 
+TensorView part_of_heads(const TensorView& heads, std::int64_t begin, std::int64_t count) {
+  DELTAIC_CHECK(heads.rank == 3 && 0 <= begin && 0 <= count && begin + count <= heads.shape[2], "channels [", begin,
+                ", ", begin + count, ") of heads with ", heads.shape[2]);
+  TensorView part = heads;
+  part.data = element(heads, begin * heads.stride[2]);
+  part.shape[2] = count;
+  return part;
+}
+
 TensorView columns(const TensorView& matrix, std::int64_t begin, std::int64_t count) {
   DELTAIC_CHECK(matrix.rank == 2 && 0 <= begin && 0 <= count && begin + count <= matrix.shape[1], "columns [", begin,
                 ", ", begin + count, ") of a matrix with ", matrix.shape[1]);

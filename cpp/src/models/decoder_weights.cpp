@@ -5,6 +5,7 @@
 
 #include "cpp/src/check.h"
 #include "cpp/src/models/gdn_projections.h"
+#include "cpp/src/models/placed_reader.h"
 #include "cpp/src/models/weight_reader.h"
 
 namespace deltaic {
@@ -50,15 +51,14 @@ class LayerReader {
     layer.head_dim = config_.head_dim;
     layer.output_gate = config_.attention_output_gate;
     layer.eps = static_cast<float>(config_.rms_norm_eps);
-    layer.q_proj = reader_.matrix(prefix + "q_proj.weight", q_rows, hidden_);
-    layer.k_proj = reader_.matrix(prefix + "k_proj.weight", kv_size, hidden_);
-    layer.v_proj = reader_.matrix(prefix + "v_proj.weight", kv_size, hidden_);
+    layer.qkv_proj = reader_.projection(
+        {{prefix + "q_proj.weight", q_rows}, {prefix + "k_proj.weight", kv_size}, {prefix + "v_proj.weight", kv_size}},
+        hidden_);
     layer.o_proj = reader_.matrix(prefix + "o_proj.weight", hidden_, q_size);
     if (config_.attention_bias) {
-      layer.q_bias = reader_.values(prefix + "q_proj.bias", {q_rows});
-      layer.k_bias = reader_.values(prefix + "k_proj.bias", {kv_size});
-      layer.v_bias = reader_.values(prefix + "v_proj.bias", {kv_size});
-      layer.o_bias = reader_.values(prefix + "o_proj.bias", {hidden_});
+      layer.qkv_proj.bias = reader_.vectors(
+          {{prefix + "q_proj.bias", q_rows}, {prefix + "k_proj.bias", kv_size}, {prefix + "v_proj.bias", kv_size}});
+      layer.o_bias = reader_.vectors({{prefix + "o_proj.bias", hidden_}});
     }
     layer.q_norm = norm(prefix + "q_norm.weight", config_.head_dim);
     layer.k_norm = norm(prefix + "k_norm.weight", config_.head_dim);
@@ -87,48 +87,33 @@ class LayerReader {
   }
 
   Mlp mlp(const std::string& prefix, std::int64_t intermediate) const {
-    return {.gate_proj = reader_.matrix(prefix + "gate_proj.weight", intermediate, hidden_),
-            .up_proj = reader_.matrix(prefix + "up_proj.weight", intermediate, hidden_),
+    return {.gate_up_proj = reader_.projection(
+                {{prefix + "gate_proj.weight", intermediate}, {prefix + "up_proj.weight", intermediate}}, hidden_),
             .down_proj = reader_.matrix(prefix + "down_proj.weight", hidden_, intermediate)};
   }
 
   Moe moe(const std::string& prefix) const {
     Moe layer;
+    layer.num_experts = config_.num_experts;
     layer.num_experts_per_token = config_.num_experts_per_token;
+    layer.intermediate_size = config_.moe_intermediate_size;
     layer.renormalize = config_.norm_topk_prob;
-    layer.router = reader_.matrix(prefix + "gate.weight", config_.num_experts, hidden_);
-    layer.experts = experts(prefix + "experts.");
-    if (config_.shared_expert_intermediate_size > 0) {
-      layer.shared_expert = mlp(prefix + "shared_expert.", config_.shared_expert_intermediate_size);
-      layer.shared_expert_gate = reader_.matrix(prefix + "shared_expert_gate.weight", 1, hidden_);
-    }
-    return layer;
-  }
+    layer.has_shared_expert = config_.shared_expert_intermediate_size > 0;
+    std::vector<WeightReader::Rows> router{{prefix + "gate.weight", config_.num_experts}};
+    if (layer.has_shared_expert) router.push_back({prefix + "shared_expert_gate.weight", 1});
+    layer.router = reader_.projection(router, hidden_);
 
-  // Either layout, by the names that are there: one tensor for all experts, or three an expert.
-  ops::ExpertWeights experts(const std::string& prefix) const {
-    const std::int64_t count = config_.num_experts, intermediate = config_.moe_intermediate_size;
-    const bool is_fused = reader_.has(prefix + "gate_up_proj");
-    ops::Weight gate_up, down;
-    if (is_fused) {
-      gate_up = reader_.stacked_matrices(prefix + "gate_up_proj", count, 2 * intermediate, hidden_);
-      down = reader_.stacked_matrices(prefix + "down_proj", count, hidden_, intermediate);
-    }
-    ops::ExpertWeights result;
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (is_fused) {
-        const std::int64_t first = 2 * i * intermediate;
-        result.gate.push_back(rows(gate_up, first, first + intermediate));
-        result.up.push_back(rows(gate_up, first + intermediate, first + 2 * intermediate));
-        result.down.push_back(rows(down, i * hidden_, (i + 1) * hidden_));
-      } else {
-        Mlp expert = mlp(prefix + std::to_string(i) + ".", intermediate);
-        result.gate.push_back(std::move(expert.gate_proj));
-        result.up.push_back(std::move(expert.up_proj));
-        result.down.push_back(std::move(expert.down_proj));
-      }
-    }
-    return result;
+    const std::string shared = prefix + "shared_expert.";
+    const bool is_among_experts = layer.has_shared_expert && reader_.fuses() &&
+                                  config_.shared_expert_intermediate_size == config_.moe_intermediate_size;
+    layer.experts = reader_.experts({.prefix = prefix + "experts.",
+                                     .shared_prefix = is_among_experts ? shared : "",
+                                     .count = config_.num_experts,
+                                     .intermediate = config_.moe_intermediate_size,
+                                     .hidden = hidden_});
+    if (layer.has_shared_expert && !is_among_experts)
+      layer.shared_expert = mlp(shared, config_.shared_expert_intermediate_size);
+    return layer;
   }
 
   const ModelConfig& config_;
@@ -139,7 +124,7 @@ class LayerReader {
 // The embedding and the head (model-spec section 11): a head that is there is used, tied or not; tied, the one that is
 // missing is the other.
 void read_embedding_and_head(const ModelConfig& config, WeightReader& reader, DecoderWeights& weights) {
-  constexpr std::string_view kEmbedding = "embed_tokens.weight", kHead = "lm_head.weight";
+  const std::string kEmbedding = "embed_tokens.weight", kHead = "lm_head.weight";
   const std::int64_t vocab = config.vocab_size, hidden = config.hidden_size;
   const bool has_embedding = reader.has(kEmbedding), has_head = reader.has(kHead);
   DELTAIC_CHECK(has_head || config.tie_word_embeddings,
@@ -158,24 +143,46 @@ int count_mtp_layers(const Checkpoint& checkpoint) {
   return static_cast<int>(indices.size());
 }
 
-}  // namespace
-
-std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint,
-                                                           WeightPlacement placement) {
-  if (placement.device.type != DeviceType::cpu) throw Unsupported("weights are loaded to the CPU alone");
+std::shared_ptr<DecoderWeights> read_weights(const ModelConfig& config, WeightReader& reader,
+                                             WeightPlacement placement) {
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
   DELTAIC_CHECK(config.layer_kinds.size() == num_layers && config.is_moe_layer.size() == num_layers, "layer_kinds has ",
                 config.layer_kinds.size(), " entries and is_moe_layer ", config.is_moe_layer.size(), ", num_layers is ",
                 num_layers);
-  WeightReader reader(checkpoint);
   const LayerReader layers(config, reader);
   auto weights = std::make_shared<DecoderWeights>();
   weights->placement = placement;
   read_embedding_and_head(config, reader, *weights);
   for (int i = 0; i < config.num_layers; ++i) weights->layers.push_back(layers.layer(i));
   weights->final_norm = layers.norm("norm.weight", config.hidden_size);
-  weights->num_mtp_layers = count_mtp_layers(checkpoint);
   weights->num_bytes = reader.num_bytes();
+  return weights;
+}
+
+}  // namespace
+
+std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint,
+                                                           WeightPlacement placement) {
+  std::shared_ptr<DecoderWeights> weights;
+  if (placement.device.type == DeviceType::cpu) {
+    ViewReader reader(checkpoint);
+    weights = read_weights(config, reader, placement);
+  } else {
+    const auto source = upload_from(checkpoint, placement.device);
+    PlacedReader reader(*source, placement);
+    weights = read_weights(config, reader, placement);
+    source->finish();
+  }
+  weights->num_mtp_layers = count_mtp_layers(checkpoint);
+  return weights;
+}
+
+std::shared_ptr<const DecoderWeights> make_dummy_weights(const ModelConfig& config, WeightPlacement placement,
+                                                         std::uint64_t seed) {
+  const auto source = random_weights(config.tie_word_embeddings, seed);
+  PlacedReader reader(*source, placement);
+  const auto weights = read_weights(config, reader, placement);
+  source->finish();
   return weights;
 }
 

@@ -12,6 +12,7 @@
 #include "cpp/src/layers/mlp.h"
 #include "cpp/src/layers/moe.h"
 #include "cpp/src/loader/checkpoint.h"
+#include "cpp/src/models/weight_placement.h"
 
 namespace deltaic {
 
@@ -21,14 +22,9 @@ struct DecoderLayer {
   std::variant<Mlp, Moe> feed_forward;
 };
 
-// Where weights go and as what.
-struct WeightPlacement {
-  Device device{};
-  DType dtype = DType::bf16;  // CUDA: of matrices, and so of activations. On the CPU matrices stay as they are stored
-};
-
-// All weights of a text model. Matrices are views of the checkpoint, which they keep mapped (or which the caller keeps
-// in memory); small vectors are f32 copies.
+// All weights of a text model. On the CPU matrices are views of the checkpoint, which they keep mapped (or which the
+// caller keeps in memory); on CUDA they are in device memory, matrices of one input fused. Small vectors are f32
+// copies.
 struct DecoderWeights {
   WeightPlacement placement;
   ops::Weight embedding;  // [vocab_size, hidden_size]
@@ -40,8 +36,15 @@ struct DecoderWeights {
 };
 
 // Takes the tensors that `config` asks for, by the names and shapes of model-spec section 4; others are skipped.
-// Throws InvalidArgument naming the tensor for one that is missing or has another shape, Unsupported for its dtype.
+// On CUDA matrices go through pinned memory, converted on the device; it returns when all have arrived.
+// Throws InvalidArgument naming the tensor for one that is missing or has another shape, Unsupported for its dtype,
+// OutOfMemory where the device has too little.
 std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint,
                                                            WeightPlacement placement = {});
+
+// The same structure with random values that follow from the seed, the same on every device; on CUDA kernels write
+// them. On the CPU placement.dtype is f32 or bf16.
+std::shared_ptr<const DecoderWeights> make_dummy_weights(const ModelConfig& config, WeightPlacement placement,
+                                                         std::uint64_t seed);
 
 }  // namespace deltaic

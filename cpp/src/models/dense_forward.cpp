@@ -1,16 +1,21 @@
 #include "cpp/src/models/dense_forward.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "cpp/src/check.h"
 #include "cpp/src/core/buffer.h"
+#include "cpp/src/core/half.h"
+#include "cpp/src/core/transfer.h"
+#include "cpp/src/models/decoder_weights.h"
 
 namespace deltaic {
 
 namespace {
 
 constexpr int kBlockSize = 16;
+constexpr std::int64_t kLogitsRows = 256;  // at a time
 
 // The positions of one sequence, [num_streams, num_tokens].
 std::vector<std::int64_t> complete_positions(std::span<const std::int64_t> positions, std::size_t num_tokens) {
@@ -25,25 +30,48 @@ std::vector<std::int64_t> complete_positions(std::span<const std::int64_t> posit
   return {positions.begin(), positions.end()};
 }
 
+void copy(void* dst, const void* src, std::size_t num_bytes, Device device) {
+  if (device.type == DeviceType::cuda)
+    cuda::copy_and_wait(dst, src, num_bytes);
+  else
+    std::memcpy(dst, src, num_bytes);
+}
+
+template <class T>
+Tensor on_device(const std::vector<T>& values, DType dtype, Device device) {
+  Tensor tensor(dtype, {static_cast<std::int64_t>(values.size())}, device);
+  copy(tensor.view().data, values.data(), tensor.view().num_bytes(), device);
+  return tensor;
+}
+
+// Waits for what gives the view, a contiguous one, and appends its elements.
+void append(const TensorView& view, std::vector<float>& values) {
+  std::vector<char> bytes(view.num_bytes());
+  copy(bytes.data(), view.data, bytes.size(), view.device);
+  const std::size_t element_bytes = size_of(view.dtype);
+  for (std::size_t i = 0; i < bytes.size(); i += element_bytes) values.push_back(to_f32(&bytes[i], view.dtype));
+}
+
 // Caches for one sequence and no more.
 struct PrivateCaches {
   std::vector<Tensor> memory;
   std::vector<AttentionCacheViews> attention;
   std::vector<StateCacheViews> state;
 
-  PrivateCaches(const ModelConfig& config, std::int64_t num_blocks, Device device) {
-    const auto make = [&](std::initializer_list<std::int64_t> shape) {
-      return memory.emplace_back(DType::f32, shape, device).view();
+  //   dtype  of keys, values and conv states; recurrent states are f32
+  PrivateCaches(const ModelConfig& config, std::int64_t num_blocks, Device device, DType dtype) {
+    const auto make = [&](DType type, std::initializer_list<std::int64_t> shape) {
+      return memory.emplace_back(type, shape, device).view();
     };
     for (const LayerKind kind : config.layer_kinds)
       if (kind == LayerKind::full_attention) {
-        const TensorView k = make({num_blocks, kBlockSize, config.num_kv_heads, config.head_dim});
-        attention.push_back({.k = k, .v = make({num_blocks, kBlockSize, config.num_kv_heads, config.head_dim})});
+        const TensorView k = make(dtype, {num_blocks, kBlockSize, config.num_kv_heads, config.head_dim});
+        attention.push_back({.k = k, .v = make(dtype, {num_blocks, kBlockSize, config.num_kv_heads, config.head_dim})});
       } else {
-        const TensorView conv = make({1, config.conv_dim(), config.linear_conv_kernel_dim - 1});
+        const TensorView conv = make(dtype, {1, config.conv_dim(), config.linear_conv_kernel_dim - 1});
         state.push_back({.conv = conv,
-                         .temporal = make({1, config.linear_num_value_heads, config.linear_value_head_dim,
-                                           config.linear_key_head_dim})});
+                         .temporal = make(DType::f32, {1, config.linear_num_value_heads, config.linear_value_head_dim,
+                                                       config.linear_key_head_dim})});
       }
   }
 };
@@ -59,45 +87,47 @@ DenseForwardOutput dense_forward(const ModelConfig& config, std::shared_ptr<cons
     DELTAIC_CHECK(0 <= id && id < config.vocab_size, "token id ", id, " is outside the vocabulary of ",
                   config.vocab_size);
 
+  const Device device = ctx.device;
+  const auto ints = [&](const std::vector<std::int32_t>& values) { return on_device(values, DType::i32, device); };
+  const auto longs = [&](const std::vector<std::int64_t>& values) { return on_device(values, DType::i64, device); };
   const std::int64_t num_blocks = (num_tokens + kBlockSize - 1) / kBlockSize;
-  std::vector<std::int32_t> ids(token_ids.begin(), token_ids.end());
-  std::vector<std::int64_t> all_positions = complete_positions(positions, token_ids.size());
-  std::vector<std::int32_t> query_start_loc{0, static_cast<std::int32_t>(num_tokens)};
-  std::vector<std::int32_t> seq_lens{static_cast<std::int32_t>(num_tokens)};
-  std::vector<std::int32_t> block_table(static_cast<std::size_t>(num_blocks));
-  std::iota(block_table.begin(), block_table.end(), 0);
-  std::vector<std::int64_t> slot_mapping(token_ids.size());
-  std::iota(slot_mapping.begin(), slot_mapping.end(), std::int64_t{0});
-  std::vector<std::int32_t> state_indices{0};
-  std::vector<std::uint8_t> has_initial_state{0};
+  const auto length = static_cast<std::int32_t>(num_tokens);
+  std::vector<std::int32_t> blocks(static_cast<std::size_t>(num_blocks)), rows(token_ids.size());
+  std::vector<std::int64_t> slots(token_ids.size());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  std::iota(rows.begin(), rows.end(), 0);
+  std::iota(slots.begin(), slots.end(), std::int64_t{0});
 
-  const auto num_streams = static_cast<std::int64_t>(all_positions.size()) / num_tokens;
-  const TensorView query_starts = make_view(query_start_loc.data(), DType::i32, {2});
-  const ForwardInputs inputs{.input_ids = make_view(ids.data(), DType::i32, {num_tokens}),
-                             .positions = make_view(all_positions.data(), DType::i64, {num_streams, num_tokens}),
-                             .query_start_loc = query_starts,
-                             .seq_lens = make_view(seq_lens.data(), DType::i32, {1}),
-                             .block_table = make_view(block_table.data(), DType::i32, {1, num_blocks}),
-                             .slot_mapping = make_view(slot_mapping.data(), DType::i64, {num_tokens}),
-                             .gdn = {.query_start_loc = query_starts,
-                                     .state_indices = make_view(state_indices.data(), DType::i32, {1}),
-                                     .has_initial_state = make_view(has_initial_state.data(), DType::u8, {1})}};
-  const PrivateCaches caches(config, num_blocks, ctx.device);
-  HybridDecoder decoder(config, std::move(weights), ctx, {.max_num_tokens = static_cast<int>(num_tokens)});
+  const Tensor ids = ints({token_ids.begin(), token_ids.end()}), query_start_loc = ints({0, length}),
+               seq_lens = ints({length}), block_table = ints(blocks), state_indices = ints({0}), all_rows = ints(rows);
+  const Tensor all_positions = longs(complete_positions(positions, token_ids.size())), slot_mapping = longs(slots);
+  const Tensor has_initial_state = on_device(std::vector<std::uint8_t>{0}, DType::u8, device);
+  const std::int64_t num_streams = all_positions.view().numel() / num_tokens;
+  const ForwardInputs inputs{.input_ids = ids.view(),
+                             .positions = all_positions.view().reshape({num_streams, num_tokens}),
+                             .query_start_loc = query_start_loc.view(),
+                             .seq_lens = seq_lens.view(),
+                             .block_table = block_table.view().reshape({1, num_blocks}),
+                             .slot_mapping = slot_mapping.view(),
+                             .gdn = {.query_start_loc = query_start_loc.view(),
+                                     .state_indices = state_indices.view(),
+                                     .has_initial_state = has_initial_state.view()},
+                             .max_query_len = length,
+                             .max_seq_len = length};
+  const DType dtype = device.type == DeviceType::cpu ? DType::f32 : weights->placement.dtype;
+  const PrivateCaches caches(config, num_blocks, device, dtype);
+  HybridDecoder decoder(config, std::move(weights), ctx, {.max_num_tokens = length});
 
   DenseForwardOutput output;
   HybridDecoder::Observer observer;
-  if (with_hidden)
-    observer = [&output](int, const TensorView& hidden) {
-      const auto* values = hidden.as<float>();
-      output.hidden.insert(output.hidden.end(), values, values + hidden.numel());
-    };
+  if (with_hidden) observer = [&output](int, const TensorView& hidden) { append(hidden, output.hidden); };
   const TensorView hidden = decoder.forward(inputs, {.attention = caches.attention, .state = caches.state}, observer);
-  output.logits.resize(static_cast<std::size_t>(num_tokens * config.vocab_size));
-  std::vector<std::int32_t> all_rows(token_ids.size());
-  std::iota(all_rows.begin(), all_rows.end(), 0);
-  decoder.compute_logits(hidden, make_view(all_rows.data(), DType::i32, {num_tokens}),
-                         make_view(output.logits.data(), DType::f32, {num_tokens, config.vocab_size}));
+  for (std::int64_t begin = 0; begin < num_tokens; begin += kLogitsRows) {
+    const std::int64_t end = std::min(begin + kLogitsRows, num_tokens);
+    const Tensor logits(DType::f32, {end - begin, config.vocab_size}, device);
+    decoder.compute_logits(hidden, all_rows.view().slice(begin, end), logits.view());
+    append(logits.view(), output.logits);
+  }
   return output;
 }
 

@@ -15,22 +15,36 @@ struct HybridDecoder::Impl {
   std::shared_ptr<const DecoderWeights> weights;
   ops::Context ctx;
   DecoderLimits limits;
+  DType dtype;  // of activations
   ops::RotaryTable rotary;
   Tensor residual;      // [max_num_tokens, hidden_size]: the sum that every layer adds to
   Tensor normed;        // [max_num_tokens, hidden_size]: what a layer reads, and at the end the hidden states
   Workspace workspace;  // of the layer that runs
 
-  float eps() const { return static_cast<float>(config.rms_norm_eps); }
+  ops::FusedNorm norm(const Tensor& weight) const {
+    return {.weight = weight.view(), .eps = static_cast<float>(config.rms_norm_eps)};
+  }
   void check(const ForwardInputs& inputs, const CacheViews& caches) const;
+  StepShape shape_of(const ForwardInputs& inputs) const;
 };
 
 namespace {
 
-std::size_t workspace_bytes(const DecoderWeights& weights, std::int64_t num_tokens) {
+StepShape largest_step(Device device, DType dtype, const DecoderLimits& limits) {
+  return {.device = device,
+          .dtype = dtype,
+          .num_tokens = limits.max_num_tokens,
+          .num_seqs = limits.max_num_seqs > 0 ? limits.max_num_seqs : limits.max_num_tokens,
+          .num_decodes = limits.max_num_decodes,
+          .max_decode_query_len = limits.max_decode_query_len,
+          .max_seq_len = limits.max_model_len};
+}
+
+std::size_t workspace_bytes(const DecoderWeights& weights, const StepShape& shape) {
   std::size_t most = 0;
   const auto measure = [&](const auto& layer) {
     Workspace workspace;
-    layer.take_buffers(workspace, num_tokens);
+    layer.take_buffers(workspace, shape);
     most = std::max(most, workspace.num_taken_bytes());
   };
   for (const DecoderLayer& layer : weights.layers) {
@@ -45,16 +59,21 @@ std::size_t workspace_bytes(const DecoderWeights& weights, std::int64_t num_toke
 HybridDecoder::HybridDecoder(const ModelConfig& config, std::shared_ptr<const DecoderWeights> weights,
                              const ops::Context& ctx, const DecoderLimits& limits) {
   const std::int64_t max_num_tokens = limits.max_num_tokens;
+  const WeightPlacement& placement = weights->placement;
   DELTAIC_CHECK(max_num_tokens > 0, "max_num_tokens is ", max_num_tokens, ", it must be above 0");
-  if (ctx.device.type != DeviceType::cpu) throw Unsupported("HybridDecoder runs on the CPU");
-  const std::size_t num_bytes = workspace_bytes(*weights, max_num_tokens);
+  DELTAIC_CHECK(placement.device == ctx.device, "the weights are not on the device that the decoder runs on");
+  DELTAIC_CHECK(limits.max_num_decodes == 0 || limits.max_model_len > 0, "max_model_len is ", limits.max_model_len,
+                " with max_num_decodes ", limits.max_num_decodes);
+  const DType dtype = ctx.device.type == DeviceType::cpu ? DType::f32 : placement.dtype;
+  const std::size_t num_bytes = workspace_bytes(*weights, largest_step(ctx.device, dtype, limits));
   impl_ = std::make_unique<Impl>(Impl{.config = config,
                                       .weights = std::move(weights),
                                       .ctx = ctx,
                                       .limits = limits,
+                                      .dtype = dtype,
                                       .rotary = ops::make_rotary_table(config),
-                                      .residual = Tensor(DType::f32, {max_num_tokens, config.hidden_size}, ctx.device),
-                                      .normed = Tensor(DType::f32, {max_num_tokens, config.hidden_size}, ctx.device),
+                                      .residual = Tensor(dtype, {max_num_tokens, config.hidden_size}, ctx.device),
+                                      .normed = Tensor(dtype, {max_num_tokens, config.hidden_size}, ctx.device),
                                       .workspace = Workspace(num_bytes, ctx.device)});
 }
 
@@ -70,6 +89,20 @@ void HybridDecoder::Impl::check(const ForwardInputs& inputs, const CacheViews& c
   DELTAIC_CHECK(caches.attention.size() == num_attention && caches.state.size() == num_recurrent, "caches of ",
                 caches.attention.size(), " attention and ", caches.state.size(), " recurrent layers, the model has ",
                 num_attention, " and ", num_recurrent);
+  DELTAIC_CHECK(ctx.device.type == DeviceType::cpu || (inputs.num_decodes <= limits.max_num_decodes &&
+                                                       inputs.max_decode_query_len <= limits.max_decode_query_len),
+                inputs.num_decodes, " decodes of up to ", inputs.max_decode_query_len, " tokens, the most are ",
+                limits.max_num_decodes, " of ", limits.max_decode_query_len);
+}
+
+StepShape HybridDecoder::Impl::shape_of(const ForwardInputs& inputs) const {
+  return {.device = ctx.device,
+          .dtype = dtype,
+          .num_tokens = inputs.input_ids.shape[0],
+          .num_seqs = inputs.gdn.state_indices.shape[0],
+          .num_decodes = inputs.num_decodes,
+          .max_decode_query_len = inputs.max_decode_query_len,
+          .max_seq_len = inputs.max_seq_len > 0 ? inputs.max_seq_len : limits.max_model_len};
 }
 
 TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews& caches, const Observer& observer) {
@@ -87,7 +120,9 @@ TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews&
                            .query_start_loc = inputs.query_start_loc,
                            .seq_lens = inputs.seq_lens,
                            .block_table = inputs.block_table,
-                           .slot_mapping = inputs.slot_mapping};
+                           .slot_mapping = inputs.slot_mapping,
+                           .max_query_len = inputs.max_query_len};
+  const StepShape shape = self.shape_of(inputs);
 
   ops::embedding(ctx, inputs.input_ids, self.weights->embedding, x);
   observe(0, x);
@@ -95,26 +130,27 @@ TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews&
   auto attention_cache = caches.attention.begin();
   auto state_cache = caches.state.begin();
   for (const DecoderLayer& layer : self.weights->layers) {
-    ops::rms_norm(ctx, x, layer.input_norm.view(), self.eps(), h);
+    LayerInput mixer_input(x, self.norm(layer.input_norm), h);
     self.workspace.reset();
     if (const auto* attention = std::get_if<Attention>(&layer.mixer)) {
-      attention->forward(ctx, h, step, attention_cache->k, attention_cache->v, self.workspace, x);
+      attention->forward(ctx, mixer_input, shape, step, attention_cache->k, attention_cache->v, self.workspace, x);
       ++attention_cache;
     } else {
       std::get<GatedDeltaNet>(layer.mixer)
-          .forward(ctx, h, inputs.gdn, state_cache->conv, state_cache->temporal, self.workspace, x);
+          .forward(ctx, mixer_input, shape, inputs.gdn, state_cache->conv, state_cache->temporal, self.workspace, x);
       ++state_cache;
     }
 
-    ops::rms_norm(ctx, x, layer.post_attention_norm.view(), self.eps(), h);
+    LayerInput feed_forward_input(x, self.norm(layer.post_attention_norm), h);
     self.workspace.reset();
     if (const auto* mlp = std::get_if<Mlp>(&layer.feed_forward))
-      mlp->forward(ctx, h, mlp->take_buffers(self.workspace, num_tokens), /*accumulate=*/true, x);
+      mlp->forward(ctx, feed_forward_input, mlp->take_buffers(self.workspace, shape), /*accumulate=*/true, x);
     else
-      std::get<Moe>(layer.feed_forward).forward(ctx, h, self.workspace, x);
+      std::get<Moe>(layer.feed_forward).forward(ctx, feed_forward_input, shape, self.workspace, x);
     observe(++num_layers, x);
   }
-  ops::rms_norm(ctx, x, self.weights->final_norm.view(), self.eps(), h);
+  const ops::FusedNorm final_norm = self.norm(self.weights->final_norm);
+  ops::rms_norm(ctx, x, final_norm.weight, final_norm.eps, h);
   observe(num_layers + 1, h);
   return h;
 }

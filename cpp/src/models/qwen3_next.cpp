@@ -9,9 +9,10 @@ void read_qwen3_next_projections(WeightReader& reader, const std::string& prefix
   const std::int64_t per_group = layer.shape.heads_per_group();
   const std::int64_t values_per_group = per_group * layer.shape.value_head_dim;
   const std::int64_t group = 2 * key_dim + 2 * values_per_group;
-  layer.add_projection(reader.matrix(prefix + "in_proj_qkvz.weight", num_key_heads * group, hidden_size));
-  layer.add_projection(reader.matrix(prefix + "in_proj_ba.weight", 2 * layer.shape.num_value_heads, hidden_size));
-  const std::int64_t ba = layer.in_proj[1].first_column;
+  const std::int64_t ba = num_key_heads * group;
+  layer.in_proj = reader.projection({{prefix + "in_proj_qkvz.weight", ba},
+                                     {prefix + "in_proj_ba.weight", std::int64_t{2} * layer.shape.num_value_heads}},
+                                    hidden_size);
   layer.layout = {.q = 0,
                   .q_stride = group,
                   .k = key_dim,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpp/src/ops/context.h"
+#include "cpp/src/ops/rms_norm.h"
 #include "cpp/src/ops/weight.h"
 
 namespace deltaic {
@@ -9,7 +10,13 @@ namespace ops {
 struct LinearOptions {
   TensorView bias;          // [out_features] f32; data null: none
   bool accumulate = false;  // y += instead of y =
+  // Only where linear_fuses() says so, and not with accumulate:
+  FusedNorm norm{};       // the product of rms_norm(x)
+  bool silu_mul = false;  // y[t, i] = silu(row i) * (row i + out_features / 2): half as many columns; without bias
 };
+
+// Whether linear takes a norm or silu_mul for this x and weight: on CUDA, for few tokens of f16 or bf16.
+bool linear_fuses(const Context& ctx, TensorView x, const Weight& weight);
 
 // y[t, :] = x[t, :] W^T (+ bias), products and sums in f32.
 //   x       [num_tokens, in_features]   f32 (CPU); f32 | f16 | bf16 (CUDA); rows contiguous, any row stride
@@ -29,8 +36,9 @@ void linear(ThreadPool& threads, TensorView x, const ops::Weight& weight, const 
             TensorView y);
 }
 namespace cuda {
+bool linear_fuses(TensorView x, const ops::Weight& weight);
 void linear(ops::Stream stream, Matmul* matmul, TensorView x, const ops::Weight& weight,
             const ops::LinearOptions& options, TensorView y);
-}
+}  // namespace cuda
 
 }  // namespace deltaic

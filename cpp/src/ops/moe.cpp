@@ -4,19 +4,22 @@
 
 namespace deltaic::ops {
 
-void moe_router(const Context& ctx, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights) {
+void moe_router(const Context& ctx, TensorView logits, TensorView shared_logits, bool renormalize,
+                TensorView expert_ids, TensorView weights) {
   const char* op = "moe_router";
   check_tensor(op, "logits", logits, ctx, {DType::f32}, {kAnySize, kAnySize});
   check_contiguous(op, "expert_ids", expert_ids, ctx, {DType::i32}, {logits.shape[0], kAnySize});
   check_contiguous(op, "weights", weights, ctx, {DType::f32}, {logits.shape[0], expert_ids.shape[1]});
-  DELTAIC_CHECK(0 < expert_ids.shape[1] && expert_ids.shape[1] <= logits.shape[1], op, ": ", expert_ids.shape[1],
-                " experts a token of ", logits.shape[1]);
+  const bool has_shared = shared_logits.data != nullptr;
+  if (has_shared) check_tensor(op, "shared_logits", shared_logits, ctx, {DType::f32}, {logits.shape[0], 1});
+  const std::int64_t k = expert_ids.shape[1] - (has_shared ? 1 : 0);
+  DELTAIC_CHECK(0 < k && k <= logits.shape[1], op, ": ", k, " experts a token of ", logits.shape[1]);
   if (logits.shape[0] == 0) return;
   switch (ctx.device.type) {
     case DeviceType::cpu:
-      return cpu::moe_router(threads_of(op, ctx), logits, renormalize, expert_ids, weights);
+      return cpu::moe_router(threads_of(op, ctx), logits, shared_logits, renormalize, expert_ids, weights);
     case DeviceType::cuda:
-      return cuda::moe_router(ctx.stream, logits, renormalize, expert_ids, weights);
+      return cuda::moe_router(ctx.stream, logits, shared_logits, renormalize, expert_ids, weights);
   }
 }
 
@@ -41,7 +44,8 @@ void check_scratch(const char* op, const TensorView& scratch, std::size_t needed
 }
 
 void cuda_moe_experts(const char* op, const Context& ctx, TensorView x, const ExpertWeights& experts,
-                      TensorView expert_ids, TensorView weights, TensorView scratch, TensorView y) {
+                      TensorView expert_ids, TensorView weights, TensorView scratch, TensorView y,
+                      const FusedNorm& norm) {
   const TensorView &gate_up = experts.all_gate_up.view, &down = experts.all_down.view;
   DELTAIC_CHECK(gate_up.rank == 3 && gate_up.shape[1] % 2 == 0, op, ": all_gate_up must be [num_experts, 2 * ",
                 "intermediate, hidden], has rank ", gate_up.rank);
@@ -52,20 +56,29 @@ void cuda_moe_experts(const char* op, const Context& ctx, TensorView x, const Ex
                 cuda::moe_scratch_bytes(x.shape[0], static_cast<int>(expert_ids.shape[1]), num_experts, x.shape[1],
                                         intermediate));
   if (y.numel() == 0 || expert_ids.shape[1] == 0) return;
-  cuda::moe_experts(ctx.stream, x, gate_up, down, expert_ids, weights, scratch, y);
+  cuda::moe_experts(ctx.stream, x, norm, gate_up, down, expert_ids, weights, scratch, y);
 }
 
 }  // namespace
 
+bool moe_experts_fuses_norm(const Context& ctx, TensorView x, const ExpertWeights& experts,
+                            std::int64_t num_experts_per_token) {
+  return ctx.device.type == DeviceType::cuda &&
+         cuda::moe_experts_fuses_norm(x, experts.all_gate_up.view, experts.all_down.view, num_experts_per_token);
+}
+
 void moe_experts(const Context& ctx, TensorView x, const ExpertWeights& experts, TensorView expert_ids,
-                 TensorView weights, TensorView scratch, TensorView y) {
+                 TensorView weights, TensorView scratch, TensorView y, const FusedNorm& norm) {
   const char* op = "moe_experts";
   check_tensor(op, "x", x, ctx, float_types(ctx), {kAnySize, kAnySize});
   check_tensor(op, "y", y, ctx, {x.dtype}, {x.shape[0], x.shape[1]});
   check_contiguous(op, "expert_ids", expert_ids, ctx, {DType::i32}, {x.shape[0], kAnySize});
   check_contiguous(op, "weights", weights, ctx, {DType::f32}, {x.shape[0], expert_ids.shape[1]});
+  if (norm.is_set()) check_contiguous(op, "norm", norm.weight, ctx, {DType::f32}, {x.shape[1]});
+  DELTAIC_CHECK(!norm.is_set() || moe_experts_fuses_norm(ctx, x, experts, expert_ids.shape[1]), op, ": ", x.shape[0],
+                " tokens of ", name(x.dtype), " take no norm");
   if (ctx.device.type == DeviceType::cuda)
-    return cuda_moe_experts(op, ctx, x, experts, expert_ids, weights, scratch, y);
+    return cuda_moe_experts(op, ctx, x, experts, expert_ids, weights, scratch, y, norm);
   DELTAIC_CHECK(
       !experts.gate.empty() && experts.gate.size() == experts.up.size() && experts.gate.size() == experts.down.size(),
       op, ": ", experts.gate.size(), " gate, ", experts.up.size(), " up and ", experts.down.size(),

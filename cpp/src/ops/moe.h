@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cpp/src/ops/context.h"
+#include "cpp/src/ops/rms_norm.h"
 #include "cpp/src/ops/weight.h"
 
 namespace deltaic {
@@ -13,7 +14,15 @@ namespace ops {
 //   logits       [num_tokens, num_experts] f32
 //   expert_ids   [num_tokens, k] i32, best first
 //   weights      [num_tokens, k] f32
-void moe_router(const Context& ctx, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights);
+//   shared_logits  none, or [num_tokens, 1] f32: the shared expert is then the last of expert_ids and weights, which
+//   have
+//                  k + 1 columns: its id is num_experts, its weight sigmoid(shared_logits[t])
+void moe_router(const Context& ctx, TensorView logits, TensorView shared_logits, bool renormalize,
+                TensorView expert_ids, TensorView weights);
+inline void moe_router(const Context& ctx, TensorView logits, bool renormalize, TensorView expert_ids,
+                       TensorView weights) {
+  moe_router(ctx, logits, {}, renormalize, expert_ids, weights);
+}
 
 struct ExpertWeights {
   std::vector<Weight> gate, up;  // [num_experts] of [intermediate, hidden]
@@ -29,8 +38,12 @@ struct ExpertWeights {
 // On CUDA an id outside [0, num_experts) adds nothing, the ids of a token differ, and what an expert gives may be
 // rounded to the dtype of x before it is summed. x must not be written by the kernel just before.
 //   scratch  at least moe_scratch_bytes(...) bytes, of the same device
+//   norm     only where moe_experts_fuses_norm() says so: the experts read rms_norm(x)
 void moe_experts(const Context& ctx, TensorView x, const ExpertWeights& experts, TensorView expert_ids,
-                 TensorView weights, TensorView scratch, TensorView y);
+                 TensorView weights, TensorView scratch, TensorView y, const FusedNorm& norm = {});
+// Whether moe_experts takes a norm for this x with so many experts a token: on CUDA, for few tokens of f16 or bf16.
+bool moe_experts_fuses_norm(const Context& ctx, TensorView x, const ExpertWeights& experts,
+                            std::int64_t num_experts_per_token);
 std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t hidden,
                               std::int64_t intermediate);  // on the CPU
 std::size_t moe_scratch_bytes(Device device, std::int64_t num_tokens, int num_experts_per_token,
@@ -43,15 +56,18 @@ void add_sigmoid_scaled(const Context& ctx, TensorView gate, TensorView x, Tenso
 }  // namespace ops
 
 namespace cpu {
-void moe_router(ThreadPool& threads, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights);
+void moe_router(ThreadPool& threads, TensorView logits, TensorView shared_logits, bool renormalize,
+                TensorView expert_ids, TensorView weights);
 void moe_experts(ThreadPool& threads, TensorView x, const ops::ExpertWeights& experts, TensorView expert_ids,
                  TensorView weights, TensorView scratch, TensorView y);
 void add_sigmoid_scaled(ThreadPool& threads, TensorView gate, TensorView x, TensorView y);
 }  // namespace cpu
 namespace cuda {
-void moe_router(ops::Stream stream, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights);
-void moe_experts(ops::Stream stream, TensorView x, TensorView gate_up, TensorView down, TensorView expert_ids,
-                 TensorView weights, TensorView scratch, TensorView y);
+void moe_router(ops::Stream stream, TensorView logits, TensorView shared_logits, bool renormalize,
+                TensorView expert_ids, TensorView weights);
+bool moe_experts_fuses_norm(TensorView x, TensorView gate_up, TensorView down, std::int64_t num_experts_per_token);
+void moe_experts(ops::Stream stream, TensorView x, const ops::FusedNorm& norm, TensorView gate_up, TensorView down,
+                 TensorView expert_ids, TensorView weights, TensorView scratch, TensorView y);
 std::size_t moe_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t num_experts,
                               std::int64_t hidden, std::int64_t intermediate);
 void add_sigmoid_scaled(ops::Stream stream, TensorView gate, TensorView x, TensorView y);

@@ -82,15 +82,23 @@ LinearArgs block_of(const ops::Weight& weight, std::int64_t row, std::int64_t nu
 
 }  // namespace
 
-void moe_router(ThreadPool& threads, TensorView logits, bool renormalize, TensorView expert_ids, TensorView weights) {
+void moe_router(ThreadPool& threads, TensorView logits, TensorView shared_logits, bool renormalize,
+                TensorView expert_ids, TensorView weights) {
   const Kernels& kernel = kernels();
-  const std::int64_t num_experts = logits.shape[1], k = expert_ids.shape[1];
+  const std::int64_t num_experts = logits.shape[1], num_columns = expert_ids.shape[1];
+  const bool has_shared = shared_logits.data != nullptr;
+  const std::int64_t k = num_columns - (has_shared ? 1 : 0);
   threads.parallel_for(logits.shape[0], grain_of(32 * num_experts), [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> p(static_cast<std::size_t>(num_experts));
     for (std::int64_t t = begin; t < end; ++t) {
       std::copy_n(logits.as<float>() + t * logits.stride[0], num_experts, p.begin());
       kernel.softmax(num_experts, p.data());
-      choose(p, renormalize, k, expert_ids.as<std::int32_t>() + t * k, weights.as<float>() + t * k);
+      std::int32_t* ids = expert_ids.as<std::int32_t>() + t * num_columns;
+      float* chosen = weights.as<float>() + t * num_columns;
+      choose(p, renormalize, k, ids, chosen);
+      if (!has_shared) continue;
+      ids[k] = static_cast<std::int32_t>(num_experts);
+      chosen[k] = 1.0F / (1.0F + std::exp(-shared_logits.as<float>()[t * shared_logits.stride[0]]));
     }
   });
 }

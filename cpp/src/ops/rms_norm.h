@@ -5,6 +5,13 @@
 namespace deltaic {
 
 namespace ops {
+// A norm that another op applies to what it reads; without a weight none.
+struct FusedNorm {
+  TensorView weight{};  // [hidden_size] f32
+  float eps = 0.0F;
+  bool is_set() const { return weight.data != nullptr; }
+};
+
 // y[t, :] = x[t, :] / sqrt(mean(x[t, :]^2) + eps) * weight, in f32. A zero-centred norm passes 1 + w, folded at load.
 //   x, y    [num_tokens, hidden_size]  f32 (CPU); f32 | f16 | bf16 (CUDA); rows contiguous; y may be x
 //   weight  [hidden_size]              f32
