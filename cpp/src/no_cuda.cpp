@@ -17,6 +17,7 @@
 #include "cpp/src/ops/rms_norm.h"
 #include "cpp/src/ops/rotary.h"
 #include "cpp/src/ops/state_copy.h"
+#include "cpp/src/runner/step_kernels.h"
 
 namespace deltaic::cuda {
 namespace {
@@ -50,6 +51,8 @@ Graph::Graph(const Stream&, const std::function<void()>&) { no_cuda("a graph"); 
 void Graph::launch(const Stream&) const { no_cuda("a graph"); }
 void copy_async(const Stream&, void*, const void*, std::size_t) { no_cuda("copy_async"); }
 void fill_async(const Stream&, void*, unsigned char, std::size_t) { no_cuda("fill_async"); }
+void upload_step(ops::Stream, const StepUpload&) { no_cuda("a step"); }
+void commit_tokens(ops::Stream, const TokenCommit&) { no_cuda("a step"); }
 
 void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
 void paged_attention(ops::Stream, const ops::PagedAttentionArgs&) { no_cuda("paged_attention"); }

@@ -2,6 +2,7 @@
 
 #include "cpp/src/check.h"
 #include "cpp/src/core/buffer.h"
+#include "cpp/src/core/cuda_runtime.h"
 #include "cuda/check.h"
 
 namespace deltaic::cuda {
@@ -21,7 +22,11 @@ std::shared_ptr<void> allocate(std::size_t num_bytes, int device_index) {
   check(cudaSetDevice(previous));
   if (code == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    throw OutOfMemory(detail::concat("no memory for a buffer of ", num_bytes, " bytes on CUDA device ", device_index));
+    const DeviceMemory available = device_memory(device_index);
+    throw OutOfMemory(detail::concat("no memory for a buffer of ", num_bytes, " bytes on CUDA device ", device_index,
+                                     ": ", available.free_bytes, " of ", available.total_bytes,
+                                     " bytes are free; lower gpu_memory_utilization, max_num_batched_tokens, "
+                                     "max_num_seqs or max_model_len"));
   }
   check(code);
   return owner;

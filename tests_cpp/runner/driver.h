@@ -12,6 +12,7 @@
 #include <deltaic/runner.h>
 
 #include "cpp/src/runner/input_batch.h"
+#include "tests_cpp/support/test_device.h"
 #include "tests_cpp/support/tiny_model.h"
 
 namespace deltaic::test {
@@ -72,9 +73,10 @@ inline KVCacheGroupSpec draft_group(const ModelConfig& model, bool is_marked, in
   return {.layer_names = {"mtp.layers.0"}, .spec = spec, .is_eagle_group = is_marked};
 }
 
-// Caches are always filled with NaN.
+// On the device of the tests, with caches full of NaN.
 inline RunnerOptions small_options() {
   RunnerOptions options;
+  options.device = test_device();
   options.max_num_reqs = 8;
   options.max_model_len = 64;
   options.max_num_batched_tokens = 64;

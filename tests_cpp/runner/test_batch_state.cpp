@@ -199,10 +199,7 @@ TEST_CASE("D62: block-table entries of vacated rows are inert: no live block cha
   third.admit("z", prompt_of(9, 3), {7, 8, 9}, 9);
   run_step(runner, third);
   const TensorView k = runner.attn_kv()[0].k;
-  const auto page = [&](int block) {
-    const float* data = k.as<float>() + block * k.stride[0];
-    return std::vector<float>(data, data + k.stride[0]);
-  };
+  const auto page = [&](int block) { return host_row<float>(k, block); };
   const auto before = std::vector{page(7), page(8)};
   Step fourth(runner);
   fourth.run("y", 7, 1);

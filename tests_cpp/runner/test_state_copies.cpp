@@ -7,10 +7,7 @@ using namespace deltaic::test;
 
 namespace {
 
-std::vector<float> slot_bytes(const TensorView& view, int slot) {
-  const float* row = view.as<float>() + slot * view.stride[0];
-  return {row, row + view.stride[0]};
-}
+std::vector<float> slot_bytes(const TensorView& view, int slot) { return host_row<float>(view, slot); }
 
 }  // namespace
 

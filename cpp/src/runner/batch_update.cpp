@@ -32,6 +32,8 @@ void readmit(BatchRow& row, const CachedRequestData& cached, std::size_t index) 
   row.num_computed_tokens = cached.num_computed_tokens[index];
   row.prefill_length = row.num_tokens();
   row.num_accepted_tokens = 1;
+  row.num_uploaded_blocks = 0;
+  row.is_in_sampler = false;
 }
 
 void update_cached(const CachedRequestData& cached, InputBatch& batch, PreemptedRows& preempted) {
@@ -96,7 +98,9 @@ void forget_discarded_tokens(const CachedRequestData& cached, InputBatch& batch)
     BatchRow& row = batch.row(index);
     if (row.num_scheduled_tokens == 0) continue;
     const int kept = std::max({row.num_prompt_tokens + cached.num_output_tokens[i], row.prefill_length, row.seq_len()});
-    if (kept < row.num_tokens()) row.token_ids.resize(static_cast<std::size_t>(kept));
+    if (kept >= row.num_tokens()) continue;
+    row.token_ids.resize(static_cast<std::size_t>(kept));
+    row.is_in_sampler = false;
   }
 }
 

@@ -84,9 +84,12 @@ void check_state_spec(const MambaSpec& spec, const ModelConfig& model, const Run
 }
 
 void check_options(const RunnerOptions& options, const KVCacheConfig& kv_cache) {
-  if (options.device.type != DeviceType::cpu) throw Unsupported("device: ModelRunner runs on the CPU only");
-  DELTAIC_CHECK(options.dtype == DType::f32, "dtype is ", name(options.dtype), ", the CPU computes in f32");
-  if (options.dummy_weights) throw Unsupported("dummy_weights are not supported on the CPU");
+  DELTAIC_CHECK(is_cache_dtype(options.dtype), "dtype is ", name(options.dtype), ", f32, f16 or bf16 is needed");
+  const bool is_cpu = options.device.type == DeviceType::cpu;
+  DELTAIC_CHECK(!is_cpu || options.dtype == DType::f32, "dtype is ", name(options.dtype), ", the CPU computes in f32");
+  if (!is_cpu && options.num_speculative_tokens > 0)
+    throw Unsupported(detail::concat("num_speculative_tokens is ", options.num_speculative_tokens,
+                                     "; drafts are supported on the CPU only"));
   DELTAIC_CHECK(options.max_num_reqs >= 1, "max_num_reqs is ", options.max_num_reqs, ", at least 1 is needed");
   DELTAIC_CHECK(options.max_model_len >= 1, "max_model_len is ", options.max_model_len, ", at least 1 is needed");
   DELTAIC_CHECK(options.max_num_batched_tokens >= 1, "max_num_batched_tokens is ", options.max_num_batched_tokens,

@@ -35,6 +35,7 @@ InputBatch::InputBatch(int max_num_reqs, std::span<const std::int64_t> row_strid
   for (const std::int64_t stride : row_strides) block_tables_.emplace_back(max_num_reqs, stride);
   index_.reserve(rows_.size());
   holes_.reserve(rows_.size());
+  for (int slot = max_num_reqs; slot-- > 0;) free_slots_.push_back(slot);
 }
 
 std::vector<std::string> InputBatch::req_ids() const {
@@ -62,6 +63,10 @@ int InputBatch::add(BatchRow new_row, std::span<const std::vector<int>> block_id
   assert(target < max_num_reqs());
   index_.emplace(new_row.req_id, target);
   new_row.num_accepted_tokens = 1;
+  new_row.slot = free_slots_.back();
+  free_slots_.pop_back();
+  new_row.num_uploaded_blocks = 0;
+  new_row.is_in_sampler = false;
   row(target) = std::move(new_row);
   last_sampled_tokens_[static_cast<std::size_t>(target)] = 0;
   for (std::size_t group = 0; group < block_tables_.size(); ++group)
@@ -72,6 +77,7 @@ int InputBatch::add(BatchRow new_row, std::span<const std::vector<int>> block_id
 BatchRow InputBatch::remove(int removed) {
   index_.erase(row(removed).req_id);
   holes_.push_back(removed);
+  free_slots_.push_back(row(removed).slot);
   std::push_heap(holes_.begin(), holes_.end(), std::greater<>());
   for (BlockTable& table : block_tables_) table.clear(removed);
   last_sampled_tokens_[static_cast<std::size_t>(removed)] = 0;

@@ -29,6 +29,11 @@ struct BatchRow {
   std::uint64_t seed = 0;
   bool is_seeded = false;  // by the user; else seed was drawn for this request
 
+  // What an executor with memory of its own knows the request by, and what it has of it.
+  int slot = -1;                // in [0, max_num_reqs), from admission to the end: the batch gives it
+  int num_uploaded_blocks = 0;  // of the attention group
+  bool is_in_sampler = false;   // params and all of token_ids but those in flight
+
   int num_tokens() const { return static_cast<int>(token_ids.size()); }
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
   int seq_len() const { return num_computed_tokens + num_scheduled_tokens; }
@@ -73,11 +78,13 @@ class InputBatch {
   const BlockTable& block_table(int group) const { return block_tables_[static_cast<std::size_t>(group)]; }
   BlockTable& block_table(int group) { return block_tables_[static_cast<std::size_t>(group)]; }
 
-  // [max_num_reqs]: the token that each row sampled last. What a step with async_input_combine reads.
+  // [max_num_reqs]: the token that each row sampled last, negative while it is in flight. What a step with
+  // async_input_combine reads.
   std::span<const std::int32_t> last_sampled_tokens() const { return last_sampled_tokens_; }
 
-  // Puts a request into the lowest hole, or behind the last row, and returns the row. `row.req_id` must not be live
-  // and a row must be free: the caller has checked. Nothing of the row's former owner is left.
+  // Puts a request into the lowest hole, or behind the last row, and returns the row; the request gets a slot.
+  // `row.req_id` must not be live and a row must be free: the caller has checked. Nothing of the row's former owner is
+  // left.
   int add(BatchRow row, std::span<const std::vector<int>> block_ids);
   // Takes a live request out and returns its row data. The row becomes a hole: its block-table entries are null.
   BatchRow remove(int row);
@@ -87,6 +94,9 @@ class InputBatch {
   void swap(int a, int b);
   // Writes a sampled token behind the known ones and remembers it as the last.
   void append_sampled_token(int row, std::int32_t token_id);
+  void set_last_sampled_token(int row, std::int32_t token_id) {
+    last_sampled_tokens_[static_cast<std::size_t>(row)] = token_id;
+  }
 
   // Of the first num_rows rows.
   SamplingMetadata make_sampling_metadata(int num_rows, int vocab_size) const;
@@ -100,7 +110,8 @@ class InputBatch {
   std::vector<BlockTable> block_tables_;
   std::unordered_map<std::string, int> index_;
   std::vector<int> holes_;  // a min-heap
-  int end_ = 0;             // one past the last live row
+  std::vector<int> free_slots_;
+  int end_ = 0;  // one past the last live row
 };
 
 // A row for a request that enters the batch. Draws a seed when the user gave none.

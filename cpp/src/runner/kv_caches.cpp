@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "cpp/src/check.h"
+#include "cpp/src/core/cuda_runtime.h"
 
 namespace deltaic {
 
@@ -24,6 +25,28 @@ void fill_with_nan(void* data, std::int64_t num_bytes, DType dtype) {
   }
 }
 
+// All bits set are a NaN in every floating-point type.
+void poison_device(void* data, std::int64_t num_bytes) {
+  const cuda::Stream stream;
+  cuda::fill_async(stream, data, 0xFF, static_cast<std::size_t>(num_bytes));
+  stream.wait();
+}
+
+// What all caches need, for a message before the first of them is allocated.
+void check_device_memory(const CacheGroups& groups, std::int64_t num_blocks, const RunnerOptions& options) {
+  if (options.device.type == DeviceType::cpu) return;
+  std::int64_t kv_bytes = 0, state_bytes = 0;
+  for (const FullAttentionSpec& spec : groups.attention_specs) kv_bytes += num_blocks * spec.page_size_bytes();
+  for (const MambaSpec& spec : groups.state_specs) state_bytes += groups.num_state_slots() * spec.page_size_bytes();
+  const DeviceMemory memory = device_memory(options.device);
+  if (kv_bytes + state_bytes <= memory.free_bytes) return;
+  throw OutOfMemory(detail::concat(
+      "the caches need ", kv_bytes + state_bytes, " bytes (", kv_bytes, " for ", num_blocks, " attention blocks, ",
+      state_bytes, " for ", groups.num_state_slots(), " recurrent states), CUDA device ", options.device.index, " has ",
+      memory.free_bytes, " of ", memory.total_bytes, " bytes free beside the weights: lower gpu_memory_utilization or ",
+      "kv_cache_memory_bytes, max_model_len or max_num_seqs"));
+}
+
 // [num_rows, row_shape...] with its own stride between rows.
 TensorView strided_rows(void* data, DType dtype, std::int64_t num_rows, const std::vector<std::int64_t>& row_shape,
                         std::int64_t row_stride, Device device) {
@@ -38,6 +61,7 @@ TensorView strided_rows(void* data, DType dtype, std::int64_t num_rows, const st
 
 KvCaches::KvCaches(const ModelConfig& model, const CacheGroups& groups, std::int64_t num_blocks,
                    const RunnerOptions& options) {
+  check_device_memory(groups, num_blocks, options);
   std::size_t next_attention = 0;
   std::size_t next_state = 0;
   for (int layer = 0; layer < model.num_layers; ++layer) {
@@ -80,7 +104,10 @@ KvCaches::KvCaches(const ModelConfig& model, const CacheGroups& groups, std::int
 
 void* KvCaches::allocate(std::int64_t num_bytes, DType dtype, const RunnerOptions& options) {
   void* data = buffers_.emplace_back(static_cast<std::size_t>(num_bytes), options.device).data();
-  if (options.poison_caches) fill_with_nan(data, num_bytes, dtype);
+  if (options.poison_caches && options.device.type == DeviceType::cuda)
+    poison_device(data, num_bytes);
+  else if (options.poison_caches)
+    fill_with_nan(data, num_bytes, dtype);
   num_bytes_ += num_bytes;
   return data;
 }

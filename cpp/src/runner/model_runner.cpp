@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -7,12 +8,15 @@
 #include <deltaic/runner.h>
 
 #include "cpp/src/check.h"
+#include "cpp/src/core/cuda_runtime.h"
+#include "cpp/src/core/matmul.h"
 #include "cpp/src/core/thread_pool.h"
 #include "cpp/src/loader/checkpoint.h"
 #include "cpp/src/models/decoder_weights.h"
 #include "cpp/src/models/dense_forward.h"
 #include "cpp/src/runner/cache_groups.h"
 #include "cpp/src/runner/cpu_executor.h"
+#include "cpp/src/runner/cuda_executor.h"
 #include "cpp/src/runner/input_batch.h"
 #include "cpp/src/runner/kv_caches.h"
 #include "cpp/src/runner/step_plan.h"
@@ -44,30 +48,54 @@ ModelRunnerOutput AsyncModelRunnerOutput::get_output() {
   return std::exchange(wait_, nullptr)();
 }
 
+namespace {
+
+// What the ops of one runner run on.
+struct Engine {
+  explicit Engine(const RunnerOptions& options) : threads(options.num_threads) {
+    ctx.device = options.device;
+    ctx.threads = &threads;
+    if (options.device.type == DeviceType::cpu) return;
+    stream.emplace();
+    matmul = cuda::make_matmul(options.device.index);
+    ctx.stream = {stream->handle()};
+    ctx.matmul = matmul.get();
+  }
+
+  ThreadPool threads;
+  std::optional<cuda::Stream> stream;  // CUDA
+  std::shared_ptr<cuda::Matmul> matmul;
+  ops::Context ctx;
+};
+
+constexpr std::uint64_t kDummySeed = 0;
+
+using MakeWeights = std::function<std::shared_ptr<const DecoderWeights>(const ModelConfig&, WeightPlacement)>;
+
+}  // namespace
+
 struct ModelRunner::Impl {
-  Impl(const ModelConfig& config, const Checkpoint& checkpoint, const KVCacheConfig& kv_cache_config,
+  Impl(const ModelConfig& config, const MakeWeights& make_weights, const KVCacheConfig& kv_cache_config,
        const RunnerOptions& runner_options)
       : model(with_layer_lists(config, kv_cache_config)),
         kv_cache(kv_cache_config),
         options(runner_options),
         groups(resolve_cache_groups(model, kv_cache, options)),
-        threads(std::make_unique<ThreadPool>(options.num_threads)),
-        ctx{.device = options.device, .stream = {}, .threads = threads.get()},
-        weights(load_decoder_weights(model, checkpoint, {.device = options.device, .dtype = options.dtype})),
+        engine(options),
+        weights(make_weights(model, {.device = options.device, .dtype = options.dtype})),
         caches(model, groups, kv_cache.num_blocks, options),
         planner(groups, options, kv_cache.num_blocks, model.vocab_size),
-        executor(std::make_unique<CpuExecutor>(ExecutorParts{.model = model,
-                                                             .options = options,
-                                                             .groups = groups,
-                                                             .ctx = ctx,
-                                                             .weights = weights,
-                                                             .caches = caches,
-                                                             .planner = planner})) {}
+        executor(make_executor()) {}
 
+  static std::unique_ptr<Impl> make(const ModelConfig& config, const MakeWeights& make_weights,
+                                    const KVCacheConfig& kv_cache_config, const RunnerOptions& runner_options);
+
+  std::unique_ptr<StepExecutor> make_executor();
   std::optional<ModelRunnerOutput> execute(const SchedulerOutput& step);
   AsyncModelRunnerOutput sample();
   // Of the last step, complete.
   StepPlan& settled() {
+    const cuda::CurrentDevice device(options.device);
     executor->settle(planner.current());
     return planner.current();
   }
@@ -76,8 +104,7 @@ struct ModelRunner::Impl {
   KVCacheConfig kv_cache;
   RunnerOptions options;
   CacheGroups groups;
-  std::unique_ptr<ThreadPool> threads;
-  ops::Context ctx;
+  Engine engine;
   std::shared_ptr<const DecoderWeights> weights;
   KvCaches caches;
   StepPlanner planner;
@@ -85,7 +112,32 @@ struct ModelRunner::Impl {
   bool can_sample = false;  // a forward ran and was not sampled yet
 };
 
+std::unique_ptr<ModelRunner::Impl> ModelRunner::Impl::make(const ModelConfig& config, const MakeWeights& make_weights,
+                                                           const KVCacheConfig& kv_cache_config,
+                                                           const RunnerOptions& runner_options) {
+  if (runner_options.device.type == DeviceType::cuda)
+    device_memory(runner_options.device);  // throws without the device
+  const cuda::CurrentDevice device(runner_options.device);
+  return std::make_unique<Impl>(config, make_weights, kv_cache_config, runner_options);
+}
+
+std::unique_ptr<StepExecutor> ModelRunner::Impl::make_executor() {
+  const ExecutorParts parts{.model = model,
+                            .options = options,
+                            .groups = groups,
+                            .ctx = engine.ctx,
+                            .stream = engine.stream ? &*engine.stream : nullptr,
+                            .weights = weights,
+                            .caches = caches,
+                            .planner = planner};
+  if (options.device.type == DeviceType::cpu) return std::make_unique<CpuExecutor>(parts);
+  return std::make_unique<CudaExecutor>(parts);
+}
+
 std::optional<ModelRunnerOutput> ModelRunner::Impl::execute(const SchedulerOutput& step) {
+  const cuda::CurrentDevice device(options.device);
+  // Requests that come back by id alone are prefilled from the tokens in the batch: all must be known.
+  if (!step.scheduled_cached_reqs.resumed_req_ids.empty()) executor->settle(planner.current());
   const StepPlan& plan = planner.plan(step);
   can_sample = false;
   if (plan.num_rows == 0) return ModelRunnerOutput{};
@@ -95,6 +147,7 @@ std::optional<ModelRunnerOutput> ModelRunner::Impl::execute(const SchedulerOutpu
 }
 
 AsyncModelRunnerOutput ModelRunner::Impl::sample() {
+  const cuda::CurrentDevice device(options.device);
   DELTAIC_CHECK(can_sample, "sample_tokens needs a forward that was not sampled yet");
   can_sample = false;
   return executor->sample(planner.current());
@@ -102,10 +155,22 @@ AsyncModelRunnerOutput ModelRunner::Impl::sample() {
 
 ModelRunner::ModelRunner(const std::filesystem::path& checkpoint, const KVCacheConfig& kv_cache,
                          const RunnerOptions& options)
-    : impl_(std::make_unique<Impl>(load_model_config(checkpoint), Checkpoint::open(checkpoint), kv_cache, options)) {}
+    : impl_(Impl::make(
+          load_model_config(checkpoint),
+          [&](const ModelConfig& model, WeightPlacement placement) {
+            return options.dummy_weights ? make_dummy_weights(model, placement, kDummySeed)
+                                         : load_decoder_weights(model, Checkpoint::open(checkpoint), placement);
+          },
+          kv_cache, options)) {}
 ModelRunner::ModelRunner(const ModelConfig& model, const TensorMap& tensors, const KVCacheConfig& kv_cache,
                          const RunnerOptions& options)
-    : impl_(std::make_unique<Impl>(model, Checkpoint::from_memory(tensors), kv_cache, options)) {}
+    : impl_(Impl::make(
+          model,
+          [&](const ModelConfig& complete, WeightPlacement placement) {
+            return options.dummy_weights ? make_dummy_weights(complete, placement, kDummySeed)
+                                         : load_decoder_weights(complete, Checkpoint::from_memory(tensors), placement);
+          },
+          kv_cache, options)) {}
 ModelRunner::~ModelRunner() = default;
 ModelRunner::ModelRunner(ModelRunner&&) noexcept = default;
 ModelRunner& ModelRunner::operator=(ModelRunner&&) noexcept = default;
@@ -146,7 +211,8 @@ const AttentionMetadataView& ModelRunner::last_attn_meta() const {
 
 DenseForwardOutput ModelRunner::dense_forward(std::span<const std::int32_t> token_ids, bool with_hidden,
                                               std::span<const std::int64_t> positions) {
-  return deltaic::dense_forward(impl_->model, impl_->weights, impl_->ctx, token_ids, with_hidden, positions);
+  const cuda::CurrentDevice device(impl_->options.device);
+  return deltaic::dense_forward(impl_->model, impl_->weights, impl_->engine.ctx, token_ids, with_hidden, positions);
 }
 
 }  // namespace deltaic

@@ -14,12 +14,20 @@ StateCopier::StateCopier(std::span<const ModelRunner::LayerStateCache> caches) {
     }
 }
 
-void StateCopier::add(int from_slot, int to_slot) {
+void StateCopier::write(int from_slot, int to_slot, std::int64_t* sources, std::int64_t* destinations,
+                        std::int64_t* sizes) const {
   for (const Rows& rows : rows_) {
-    sources_.push_back(rows.base + from_slot * rows.stride_bytes);
-    destinations_.push_back(rows.base + to_slot * rows.stride_bytes);
-    sizes_.push_back(rows.row_bytes);
+    *sources++ = rows.base + from_slot * rows.stride_bytes;
+    *destinations++ = rows.base + to_slot * rows.stride_bytes;
+    *sizes++ = rows.row_bytes;
   }
+}
+
+void StateCopier::add(int from_slot, int to_slot) {
+  const std::size_t end = sizes_.size() + rows_.size();
+  for (auto* list : {&sources_, &destinations_, &sizes_}) list->resize(end);
+  const std::size_t at = end - rows_.size();
+  write(from_slot, to_slot, sources_.data() + at, destinations_.data() + at, sizes_.data() + at);
 }
 
 void StateCopier::run(const ops::Context& ctx) {

@@ -18,8 +18,12 @@ class StateCopier {
 
   // Adds the copy of both states of every layer from one slot to another.
   void add(int from_slot, int to_slot);
-  // Does what was added, on ctx, and forgets it.
+  // Does what was added, on the CPU of ctx, and forgets it.
   void run(const ops::Context& ctx);
+
+  // The same as a work list: the addresses and sizes of one copy are num_states() entries behind the three pointers.
+  int num_states() const { return static_cast<int>(rows_.size()); }
+  void write(int from_slot, int to_slot, std::int64_t* sources, std::int64_t* destinations, std::int64_t* sizes) const;
 
  private:
   struct Rows {

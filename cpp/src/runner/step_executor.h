@@ -4,6 +4,7 @@
 
 #include <deltaic/runner.h>
 
+#include "cpp/src/core/cuda_runtime.h"
 #include "cpp/src/models/hybrid_decoder.h"
 #include "cpp/src/runner/cache_groups.h"
 #include "cpp/src/runner/kv_caches.h"
@@ -11,7 +12,8 @@
 
 namespace deltaic {
 
-// How planned steps are run on a device. The CPU runs them at once (cpu_executor.h).
+// How planned steps are run on a device. The CPU runs them at once (cpu_executor.h), CUDA on a
+// stream (cuda_executor.h).
 class StepExecutor {
  public:
   virtual ~StepExecutor() = default;
@@ -32,6 +34,7 @@ struct ExecutorParts {
   const RunnerOptions& options;
   const CacheGroups& groups;
   const ops::Context& ctx;
+  const cuda::Stream* stream;  // of ctx; null on the CPU
   std::shared_ptr<const DecoderWeights> weights;
   const KvCaches& caches;
   StepPlanner& planner;
