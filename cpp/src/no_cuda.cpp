@@ -37,6 +37,7 @@ std::unique_ptr<Uploader> make_uploader(int) { no_cuda("weights on a CUDA device
 void fill_uniform(const TensorView&, std::uint64_t, float, float) { no_cuda("weights on a CUDA device"); }
 void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); }
 DeviceMemory device_memory(int) { no_cuda("device_memory"); }
+std::string device_name(int) { no_cuda("device_name"); }
 CurrentDevice::CurrentDevice(Device device) {
   if (device.type != DeviceType::cpu) no_cuda("a CUDA device");
 }

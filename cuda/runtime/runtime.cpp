@@ -91,4 +91,10 @@ DeviceMemory device_memory(int device_index) {
   return {.free_bytes = static_cast<std::int64_t>(free_bytes), .total_bytes = static_cast<std::int64_t>(total_bytes)};
 }
 
+std::string device_name(int device_index) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device_index));
+  return properties.name;
+}
+
 }  // namespace deltaic::cuda

@@ -108,6 +108,7 @@ void bind_tensor(py::module_& m) {
       .def("numpy", &to_numpy, "Copy the elements into a NumPy array; f16 and bf16 become f32.");
   m.def("num_cuda_devices", &num_cuda_devices,
         "CUDA devices that this process may use; 0 in a build without CUDA or on a machine without a GPU.");
+  m.def("device_name", &device_name, py::arg("device"), "What the driver calls a CUDA device.");
   m.def(
       "device_memory",
       [](const Device& device) {

@@ -62,6 +62,7 @@ __all__: list[str] = [
     "batch_memcpy",
     "cache_capacity",
     "device_memory",
+    "device_name",
     "load_model_config",
     "make_kv_cache_groups",
     "measure_cpu_ceilings",
@@ -1343,6 +1344,11 @@ def cache_capacity(config: KVCacheConfig, max_model_len: typing.SupportsInt | ty
 def device_memory(device: Device) -> tuple[int, int]:
     """
     Free and total bytes of a CUDA device.
+    """
+
+def device_name(device: Device) -> str:
+    """
+    What the driver calls a CUDA device.
     """
 
 def load_model_config(path: os.PathLike[str] | str | bytes) -> ModelConfig:

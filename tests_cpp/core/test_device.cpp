@@ -22,3 +22,12 @@ TEST_CASE("device_memory is of a CUDA device that is there") {
   const Buffer buffer(std::size_t{256} << 20, test::kGpu);
   CHECK(device_memory(test::kGpu).free_bytes < before.free_bytes);
 }
+
+TEST_CASE("device_name is of a CUDA device that is there") {
+  CHECK_THROWS_WITH_AS(device_name({}), doctest::Contains("not of the CPU"), InvalidArgument);
+  if (num_cuda_devices() == 0) {
+    CHECK_THROWS_AS(device_name(test::kGpu), Error);
+    return;
+  }
+  CHECK_FALSE(device_name(test::kGpu).empty());
+}

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <deltaic/tensor.h>
 
@@ -16,5 +17,8 @@ struct DeviceMemory {
 };
 // Throws InvalidArgument for the CPU or a device that there is not, Unsupported in a build without CUDA.
 DeviceMemory device_memory(Device device);
+
+// What the driver calls a CUDA device: "NVIDIA H200". Throws as device_memory.
+std::string device_name(Device device);
 
 }  // namespace deltaic

@@ -77,5 +77,6 @@ void copy_async(const Stream& stream, void* dst, const void* src, std::size_t nu
 void fill_async(const Stream& stream, void* data, unsigned char value, std::size_t num_bytes);
 
 DeviceMemory device_memory(int device_index);
+std::string device_name(int device_index);
 
 }  // namespace deltaic::cuda

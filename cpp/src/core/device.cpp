@@ -8,12 +8,25 @@ namespace deltaic {
 
 int num_cuda_devices() { return cuda::num_devices(); }
 
-DeviceMemory device_memory(Device device) {
-  DELTAIC_CHECK(device.type == DeviceType::cuda, "device_memory is of a CUDA device, not of the CPU");
+namespace {
+
+void check_is_gpu(const char* what, Device device) {
+  DELTAIC_CHECK(device.type == DeviceType::cuda, what, " is of a CUDA device, not of the CPU");
   const int num_devices = cuda::num_devices();
   DELTAIC_CHECK(device.index >= 0 && (num_devices == 0 || device.index < num_devices), "there is no CUDA device ",
                 device.index, ": this process may use ", num_devices);
+}
+
+}  // namespace
+
+DeviceMemory device_memory(Device device) {
+  check_is_gpu("device_memory", device);
   return cuda::device_memory(device.index);
+}
+
+std::string device_name(Device device) {
+  check_is_gpu("device_name", device);
+  return cuda::device_name(device.index);
 }
 
 }  // namespace deltaic
