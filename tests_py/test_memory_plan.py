@@ -5,15 +5,33 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltaic import _core
+from deltaic.device import place
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
-from deltaic.memory_plan import available_memory_bytes, plan_sizes
+from deltaic.memory_plan import DeviceMemory, MemoryPlan, available_memory_bytes, plan_memory
 from deltaic.sampling_params import SamplingParams
+from deltaic.scheduler_config import SchedulerConfig
 
 PARITY = Path(__file__).parent / "data" / "parity"
+CONFIGS = Path(__file__).parent.parent / "bench" / "configs"
+GIB = 1 << 30
+
+
+def plan_sizes(model: _core.ModelConfig, config: EngineConfig) -> tuple[SchedulerConfig, _core.KVCacheConfig]:
+    plan = plan_memory(model, config)
+    return plan.sizes, plan.kv_cache
+
+
+def plan_for_gpu(name: str, free_bytes: int, **options: Any) -> MemoryPlan:
+    """Plan for a GPU that need not exist."""
+    model = _core.load_model_config(CONFIGS / f"{name}.json")
+    config = EngineConfig(device="cuda", **options)
+    placement = place(model, config, _core.Device(_core.DeviceType.cuda, 0))
+    return plan_memory(model, config, placement=placement, memory=DeviceMemory(free_bytes + GIB, free_bytes))
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +196,71 @@ def test_snapshots_that_do_not_fit_are_refused(hybrid: _core.ModelConfig) -> Non
     config = EngineConfig(num_snapshot_slots=10**6, kv_cache_memory_bytes=64 << 20)
     with pytest.raises(MemoryError, match=r"1000000 snapshots.*num_snapshot_slots"):
         plan_sizes(hybrid, config)
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+def test_caches_get_what_a_gpu_has_left() -> None:
+    plan = plan_for_gpu("qwen3_5_35b_a3b", 140 * GIB)
+    assert plan.usable_bytes == int(140 * GIB * 0.9)
+    assert plan.weight_bytes == 2 * 34_660_610_688
+    assert (plan.sizes.max_num_seqs, plan.sizes.max_num_batched_tokens) == (256, 8192)
+    assert plan.sizes.max_model_len == 262144
+    # Nothing is left but what no block fits into.
+    block_bytes = 16 * 10 * 2 * 2 * 256 * 2
+    assert 0 <= plan.left_bytes < block_bytes + GIB // 100
+    capacity = _core.cache_capacity(plan.kv_cache, plan.sizes.max_model_len)
+    slot_bytes = 30 * (8192 * 3 * 2 + 32 * 128 * 128 * 4)
+    assert capacity.running_state_bytes == 256 * slot_bytes
+    assert capacity.snapshot_bytes == plan.kv_cache.num_snapshot_slots * slot_bytes
+    assert plan.kv_cache.num_snapshot_slots > 50
+    assert plan.cache_bytes == capacity.kv_bytes + capacity.running_state_bytes + capacity.snapshot_bytes
+
+
+def test_types_of_the_caches_count() -> None:
+    full = plan_for_gpu("qwen3_5_4b", 80 * GIB, max_num_seqs=64, num_snapshot_slots=0)
+    half = plan_for_gpu("qwen3_5_4b", 80 * GIB, max_num_seqs=64, num_snapshot_slots=0, recurrent_state_dtype="bfloat16")
+    saved = 64 * 24 * 32 * 128 * 128 * 2
+    gained = (half.kv_cache.num_blocks - full.kv_cache.num_blocks) * 16 * 8 * 2 * 4 * 256 * 2
+    assert saved - gained in range(16 * 8 * 2 * 4 * 256 * 2)
+    wide = plan_for_gpu("qwen3_5_4b", 80 * GIB, max_num_seqs=64, num_snapshot_slots=0, kv_cache_dtype="float32")
+    assert wide.kv_cache.num_blocks == pytest.approx(full.kv_cache.num_blocks / 2, rel=0.01)
+    single = plan_for_gpu("qwen3_5_4b", 80 * GIB, dtype="float32")
+    assert single.weight_bytes == 2 * full.weight_bytes
+
+
+def test_states_of_running_requests_leave_half_for_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        plan = plan_for_gpu("qwen3_5_4b", 23 * GIB)
+    capacity = _core.cache_capacity(plan.kv_cache, plan.sizes.max_model_len)
+    assert capacity.running_state_bytes <= capacity.kv_bytes + capacity.snapshot_bytes
+    assert plan.sizes.max_num_seqs in (64, 128)
+    assert "max_num_seqs is" in caplog.text
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_numbers_and_a_remedy() -> None:
+    message = (
+        r"cuda:0 has 25\.77 GB free of 26\.84 GB, of which gpu_memory_utilization 0\.9 leaves 23\.19 GB; the weights "
+        r"take 69\.32 GB, activations of max_num_batched_tokens 8192 and max_num_seqs 256 .* GB, graphs .* GB: "
+        r"raise gpu_memory_utilization, use a GPU with more memory or a smaller model"
+    )
+    with pytest.raises(MemoryError, match=message):
+        plan_for_gpu("qwen3_5_35b_a3b", 24 * GIB)
+    with pytest.raises(MemoryError, match="use dtype bfloat16"):
+        plan_for_gpu("qwen3_5_9b", 24 * GIB, dtype="float32")
+    with pytest.raises(MemoryError, match="lower max_num_batched_tokens or max_num_seqs"):
+        plan_for_gpu("qwen3_5_0_8b", 4 * GIB, max_num_batched_tokens=65536, max_num_seqs=2048)
+
+
+def test_caches_that_the_user_set_must_fit_beside_the_weights() -> None:
+    plan = plan_for_gpu("qwen3_5_4b", 80 * GIB, kv_cache_memory_bytes=20 * GIB)
+    assert 19 * GIB < plan.cache_bytes <= 20 * GIB
+    with pytest.raises(MemoryError, match=r"kv_cache_memory_bytes is 75\.16 GB: lower kv_cache_memory_bytes to [0-9]+"):
+        plan_for_gpu("qwen3_5_4b", 80 * GIB, kv_cache_memory_bytes=70 * GIB)
+
+
+def test_an_attention_model_has_no_states_on_a_gpu() -> None:
+    plan = plan_for_gpu("qwen3_8b", 80 * GIB)
+    assert (plan.kv_cache.num_snapshot_slots, plan.sizes.max_num_seqs) == (0, 256)
+    assert plan.sizes.max_model_len == 40960

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from deltaic.engine_config import EngineConfig
-from deltaic.model_info import describe_model, model_info
+from deltaic.model_info import describe_model, model_info, parse_size
 from tiny_model import TINY, write_checkpoint
 
 
@@ -28,11 +28,37 @@ def test_more_requests_fit_than_may_run(default_model: Path) -> None:
 
 def test_table_has_states_only_for_models_that_have_them(tmp_path: Path) -> None:
     hybrid = describe_model(model_info(write_checkpoint(tmp_path / "hybrid"), EngineConfig()))
-    assert {"state", "snapshots"} <= {name for name, _ in hybrid}
+    assert {"state", "  states", "  snapshots"} <= {name for name, _ in hybrid}
     plain = TINY | {"layer_types": ["full_attention"] * 4, "full_attention_interval": 1}
     rows = dict(describe_model(model_info(write_checkpoint(tmp_path / "plain", **plain), EngineConfig())))
-    assert not {"state", "snapshots"} & set(rows)
+    assert not {"state", "  states", "  snapshots"} & set(rows)
     assert rows["architecture"] == "qwen3_5, 4 layers (4 full attention)"
+
+
+def test_plan_for_a_gpu_that_is_not_here() -> None:
+    config_file = Path(__file__).parent.parent / "bench" / "configs" / "qwen3_5_35b_a3b.json"
+    found = model_info(config_file, EngineConfig(device="cuda:1"), 141 * 10**9)
+    assert (found.device, found.dtype, found.file_bytes) == ("cuda:1", "bf16", 0)
+    assert (found.total_memory_bytes, found.usable_memory_bytes) == (141 * 10**9, int(141e9 * 0.9))
+    parts = found.weight_bytes + found.activation_bytes + found.graph_bytes + found.cache_bytes
+    assert parts + found.left_memory_bytes == found.usable_memory_bytes
+    rows = dict(describe_model(found))
+    assert rows["memory"] == "cuda:1: 131.3 GiB free of 131.3 GiB, 118.2 GiB may be used"
+    assert rows["  weights"] == "64.6 GiB in bf16"
+    assert rows["weights"] == "none: a config.json alone"
+    assert "256 running requests" in rows["  states"]
+    with pytest.raises(ValueError, match="must not be 'cpu'"):
+        model_info(config_file, EngineConfig(device="cpu"), 10**9)
+    with pytest.raises(MemoryError, match=r"the weights take 69\.32 GB"):
+        model_info(config_file, EngineConfig(), 24 * 10**9)
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    for text, value in (("141GB", 141 * 10**9), ("24GiB", 24 << 30), ("1.5 g", 1_500_000_000), ("80000", 80000)):
+        assert parse_size("device_memory", text) == value
+    for text in ("", "GB", "-1GB", "1XB", "1e9", "nan"):
+        with pytest.raises(ValueError, match="device_memory must be a size like 141GB or 24GiB"):
+            parse_size("device_memory", text)
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(default_model: Path) -> None:

@@ -29,10 +29,11 @@ def default_model_folder() -> Path:
     return Path(__file__).parent / "default_model"
 
 
-def resolve_model(model: str | Path | None) -> Path:
+def resolve_model(model: str | Path | None, load_format: str = "auto") -> Path:
     """Return the folder of a model: None is the bundled one, a hub id is downloaded.
 
-    ValueError when there is no such folder, it has no config.json, or the hub does not have it.
+    With load_format dummy a config.json under any name is a model too, and weights are not downloaded. ValueError when
+    there is no such folder, it has no config.json, or the hub does not have it.
     """
     if model is None:
         return default_model_folder()
@@ -44,13 +45,18 @@ def resolve_model(model: str | Path | None) -> Path:
             raise ValueError(f"model folder {str(path)!r} has no config.json")
         return path
     if path.exists():
-        raise ValueError(f"model {str(path)!r} is a file: give the folder that holds it, with its config.json")
+        if load_format == "dummy":
+            return path
+        raise ValueError(
+            f"model {str(path)!r} is a file: give the folder that holds it, with its config.json (a config.json alone "
+            "is enough for load_format dummy)"
+        )
     if isinstance(model, str) and _HUB_ID.fullmatch(model):
-        return _download(model)
+        return _download(model, [name for name in _HUB_FILES if load_format != "dummy" or name != "*.safetensors"])
     raise ValueError(f"model folder {str(path)!r} does not exist (and is no hub id of the form owner/name)")
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, patterns: list[str]) -> Path:
     try:
         hub = import_module("huggingface_hub")
     except ImportError:
@@ -58,10 +64,20 @@ def _download(hub_id: str) -> Path:
             f"model folder {hub_id!r} does not exist; to download it from the hub, pip install 'deltaic[hub]'"
         ) from None
     try:
-        folder = hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES)
+        folder = hub.snapshot_download(hub_id, allow_patterns=patterns)
     except Exception as error:  # the network, the hub and the file system each raise their own
         raise ValueError(f"model {hub_id!r} is no folder here and cannot be downloaded: {one_line(error)}") from error
     return Path(folder)
+
+
+def config_file(model: Path) -> Path:
+    """Return the config.json of what resolve_model returned."""
+    return model / "config.json" if model.is_dir() else model
+
+
+def weight_file_bytes(model: Path) -> int:
+    """Return the bytes of the safetensors files; 0 where there are none."""
+    return sum(path.stat().st_size for path in model.glob("*.safetensors")) if model.is_dir() else 0
 
 
 def default_sampling_fields(folder: Path) -> dict[str, Any]:
@@ -87,7 +103,7 @@ def eos_token_ids(folder: Path, tokenizer_eos: int | None, vocab_size: int) -> l
     generation_config.json decides, else config.json; the tokenizer's own always belongs to them. Those that a model
     cut down to `vocab_size` rows can never choose are left out. ValueError for what is no token id.
     """
-    config = read_json(folder / "config.json")
+    config = read_json(config_file(folder))
     text_config = config.get("text_config")
     sources = [
         read_json(folder / "generation_config.json"),

@@ -11,14 +11,40 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deltaic._core import __version__
+from deltaic.cli_options import (
+    CacheBytes,
+    CommandError,
+    Debug,
+    Device,
+    Dtype,
+    EnforceEager,
+    GpuMemory,
+    KvCacheDtype,
+    LoadFormat,
+    MaxBatchedTokens,
+    MaxModelLen,
+    MaxNumSeqs,
+    MaxTokens,
+    MinP,
+    Model,
+    NumThreads,
+    RepetitionPenalty,
+    Seed,
+    StateDtype,
+    Stop,
+    System,
+    Temperature,
+    TopK,
+    TopP,
+    usage,
+)
 
 if TYPE_CHECKING:
     from deltaic.llm import LLM
@@ -35,41 +61,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-# Options that several commands share.
-Model = Annotated[str | None, typer.Option(help="Checkpoint folder or hub id; the bundled model if left out.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[float | None, typer.Option(help="0: greedy; at most 2. Default: the model's.")]
-TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this share, in (0, 1].")]
-TopK = Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens; 0: all.")]
-MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest, in [0, 1].")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: discourage tokens that came before.")]
-Seed = Annotated[int | None, typer.Option(help="Repeat a sampled text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the text before this string; may be given several times.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str, typer.Option(help="Of activations and caches: auto or float32.")]
-MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output.")]
-CacheBytes = Annotated[int | None, typer.Option("--kv-cache-memory-bytes", help="Memory for all caches.")]
-NumThreads = Annotated[int, typer.Option(help="CPU threads; 0: all that this process may use.")]
-System = Annotated[str | None, typer.Option(help="A system message before the first one.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-
-class CommandError(Exception):
-    """What ends a command: one line for stderr, and the exit code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-@contextmanager
-def usage() -> Iterator[None]:
-    """Turn what the block refuses into an error of usage."""
-    try:
-        yield
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise CommandError(str(error), 2) from error
 
 
 @app.callback(invoke_without_command=True)
@@ -110,7 +101,8 @@ def generate(
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens of one step.")] = None,
+    max_num_batched_tokens: MaxBatchedTokens = None,
+    gpu_memory_utilization: GpuMemory = 0.9,
     kv_cache_memory_bytes: CacheBytes = None,
     num_threads: NumThreads = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
@@ -153,6 +145,7 @@ def generate(
         dtype=dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_threads=num_threads,
         enable_prefix_caching=False,  # no second request could use it
@@ -192,6 +185,7 @@ def chat(
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: GpuMemory = 0.9,
     kv_cache_memory_bytes: CacheBytes = None,
     num_threads: NumThreads = 0,
     debug: Debug = False,
@@ -217,6 +211,7 @@ def chat(
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_threads=num_threads,
     )
@@ -248,9 +243,14 @@ def serve(
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Most requests that run at once.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens of one step.")] = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxBatchedTokens = None,
+    gpu_memory_utilization: GpuMemory = 0.9,
     kv_cache_memory_bytes: CacheBytes = None,
+    load_format: LoadFormat = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    recurrent_state_dtype: StateDtype = "auto",
+    enforce_eager: EnforceEager = False,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse what prompts have in common.")] = True,
     num_threads: NumThreads = 0,
     seed: Annotated[int | None, typer.Option(help="Make requests without a seed of their own repeatable.")] = None,
@@ -275,14 +275,19 @@ def serve(
     from deltaic.checkpoint import resolve_model
     from deltaic.engine_config import EngineConfig
 
-    folder = resolve_model(model)
+    folder = resolve_model(model, load_format)
     options: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "gpu_memory_utilization": gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
+        "load_format": load_format,
+        "kv_cache_dtype": kv_cache_dtype,
+        "recurrent_state_dtype": recurrent_state_dtype,
+        "enforce_eager": enforce_eager,
         "enable_prefix_caching": enable_prefix_caching,
         "num_threads": num_threads,
     }
@@ -304,20 +309,27 @@ def serve(
 @app.command()
 def info(
     model: Annotated[
-        str | None, typer.Argument(help="Checkpoint folder or hub id; the bundled model if left out.")
+        str | None, typer.Argument(help="Checkpoint folder, config.json or hub id; the bundled model if left out.")
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Most requests that run at once.")] = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxBatchedTokens = None,
+    gpu_memory_utilization: GpuMemory = 0.9,
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: KvCacheDtype = "auto",
+    recurrent_state_dtype: StateDtype = "auto",
+    device_memory: Annotated[
+        str | None, typer.Option(help="Plan for a GPU with so much memory (141GB, 24GiB), whether there is one or not.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a model is and what of it fits into memory; reads no weights."""
+    """Show what a model is and how memory is divided for it; reads no weights."""
     from deltaic.checkpoint import resolve_model
     from deltaic.engine_config import EngineConfig
-    from deltaic.model_info import describe_model, model_info
+    from deltaic.model_info import describe_model, model_info, parse_size
 
     with usage():
         config = EngineConfig(
@@ -325,9 +337,14 @@ def info(
             dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
+            kv_cache_dtype=kv_cache_dtype,
+            recurrent_state_dtype=recurrent_state_dtype,
         )
-    found = model_info(resolve_model(model), config)
+        memory_bytes = None if device_memory is None else parse_size("device_memory", device_memory)
+    found = model_info(resolve_model(model, "dummy"), config, memory_bytes)  # a config.json alone is enough
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
     else:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltaic import _core
+from deltaic.device import place
 from deltaic.engine_config import EngineConfig
-from deltaic.memory_plan import plan_sizes
+from deltaic.memory_plan import plan_memory
 from deltaic.request import EngineOutput, Request
 from deltaic.scheduler import Scheduler
 from deltaic.scheduler_config import SchedulerConfig
@@ -68,21 +69,26 @@ class Engine:
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, config: EngineConfig | None = None) -> Engine:
-        """Load a checkpoint folder and divide the memory for its caches.
+        """Load a checkpoint folder, or make random weights for a config.json, and divide the memory for its caches.
 
         Raises ValueError or MemoryError with the numbers for a size that the user set and that does not fit.
         """
         config = config or EngineConfig()
         model = _core.load_model_config(path)
-        sizes, kv_cache = plan_sizes(model, config)
+        placement = place(model, config)
+        plan = plan_memory(model, config, placement=placement)
+        sizes, kv_cache = plan.sizes, plan.kv_cache
         options = _core.RunnerOptions(
-            device=_core.Device(),
+            device=placement.device,
+            dtype=placement.dtype,
             max_num_reqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             num_threads=config.num_threads,
             async_input_combine=config.async_scheduling,
             poison_caches=config.poison_caches,
+            enforce_eager=config.enforce_eager,
+            dummy_weights=config.load_format == "dummy",
         )
         runner = _core.ModelRunner(path, kv_cache, options)
         num_running_slots = kv_cache.num_running_slots

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-DEVICES = ("auto", "cpu", "cuda")
+FLOAT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_NUM_THREADS = 4096
+_SWITCHES = ("enable_prefix_caching", "async_scheduling", "poison_caches", "enable_chunked_prefill", "enforce_eager")
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1  # what the core counts with
 
 
@@ -17,12 +20,12 @@ class EngineConfig:
     Raises ValueError naming the field and the numbers, NotImplementedError for what this version does not have.
     """
 
-    device: str = "auto"  # auto: cpu
-    dtype: str = "auto"  # of activations and caches; auto: float32 on the CPU. Weights stay as they are stored
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: the first usable GPU, else the CPU
+    dtype: str = "auto"  # of activations, on CUDA of weights too; auto: float32 on the CPU, the checkpoint's on CUDA
     max_model_len: int | None = None  # tokens of one request, prompt and output
     max_num_seqs: int | None = None  # requests of one step
     max_num_batched_tokens: int | None = None  # tokens of one step
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = 0.9  # share of a GPU's free memory that may be used
     kv_cache_memory_bytes: int | None = None  # for all caches
     block_size: int = 16  # tokens in an attention block
     mamba_block_size: int = 256  # recurrent states are kept for prefixes of a multiple of it
@@ -36,15 +39,19 @@ class EngineConfig:
     poison_caches: bool = False  # fill the caches with NaN at start-up; results must not change
     long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0: no such limit
     enable_chunked_prefill: bool = True  # False: a prompt waits for a step that has room for all of it
-    load_format: str = "auto"
+    load_format: str = "auto"  # or safetensors; dummy: random weights in the shapes of a config.json
+    kv_cache_dtype: str = "auto"  # of K and V; auto: dtype
+    recurrent_state_dtype: str = "auto"  # of the delta rule's states: float32 (auto) or bfloat16
+    enforce_eager: bool = False  # no CUDA graphs
 
     def __post_init__(self) -> None:
-        _check_choice("device", self.device, DEVICES)
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", self.device):
+            raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
         _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
-        _check_choice("dtype", self.dtype, ("auto", "float32"))
-        _check_choice("load_format", self.load_format, ("auto", "safetensors"))
-        if self.device == "cuda":
-            raise NotImplementedError("device 'cuda' is not supported yet: this version runs on the CPU, use 'cpu'")
+        _check_choice("dtype", self.dtype, FLOAT_DTYPES)
+        _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, FLOAT_DTYPES)
+        _check_choice("recurrent_state_dtype", self.recurrent_state_dtype, ("auto", "float32", "bfloat16"))
         if self.speculative_tokens not in (0, "auto"):
             raise NotImplementedError(
                 f"speculative_tokens must be 0 or 'auto', got {self.speculative_tokens!r}: drafts are not supported yet"
@@ -60,7 +67,7 @@ class EngineConfig:
             raise ValueError(
                 f"mamba_block_size must be a multiple of block_size, got {self.mamba_block_size} and {self.block_size}"
             )
-        for name in ("enable_prefix_caching", "async_scheduling", "poison_caches", "enable_chunked_prefill"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         share = self.gpu_memory_utilization

@@ -28,10 +28,10 @@ from deltaic.tokenizer import Tokenizer
 class LLM:
     """One model, loaded, with its tokenizer. Requests of several threads run together, a step at a time.
 
-    `model` is a checkpoint folder, a hub id, or None for the model that ships with deltaic. `options` are the further
-    fields of EngineConfig. `seed` makes requests without a seed of their own repeatable; max_logprobs (-1: no limit)
-    bounds what a request may ask for. ValueError, TypeError, Unsupported or MemoryError names the option and the
-    numbers when the model cannot be run so.
+    `model` is a checkpoint folder, a hub id, or None for the model that ships with deltaic; a config.json is enough for
+    load_format dummy, random weights. `options` are the further fields of EngineConfig. `seed` makes requests without a
+    seed of their own repeatable; max_logprobs (-1: no limit) bounds what a request may ask for. ValueError, TypeError,
+    Unsupported or MemoryError names the option and the numbers when the model cannot be run so.
     """
 
     def __init__(

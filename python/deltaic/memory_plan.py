@@ -3,44 +3,101 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from deltaic import _core
+from deltaic.device import DTYPE_BYTES, Placement, place
+from deltaic.device_buffers import activation_bytes, sampler_bytes
 from deltaic.engine_config import EngineConfig
 from deltaic.scheduler_config import SchedulerConfig
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_NUM_SEQS = 32
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-MAX_DEFAULT_CACHE_BYTES = 4 << 30
+MAX_DEFAULT_CACHE_BYTES = 4 << 30  # on the CPU, which shares its memory with others
+GRAPH_BYTES = 512 << 20  # of a GPU: captured graphs, the libraries' workspaces, loaded kernels
 
 
-def plan_sizes(model: _core.ModelConfig, config: EngineConfig) -> tuple[SchedulerConfig, _core.KVCacheConfig]:
-    """Divide the memory for caches.
+@dataclass(frozen=True, slots=True)
+class DefaultSizes:
+    """What a step may hold when nobody says."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+DEFAULT_SIZES = {
+    _core.DeviceType.cpu: DefaultSizes(max_num_seqs=32, max_num_batched_tokens=2048),
+    _core.DeviceType.cuda: DefaultSizes(max_num_seqs=256, max_num_batched_tokens=8192),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of a device, in bytes, before anything is loaded."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How the memory of a device is divided, and the sizes that follow from it. Bytes but for `sizes`, `kv_cache`."""
+
+    placement: Placement
+    memory: DeviceMemory
+    usable_bytes: int  # that this engine may take
+    weight_bytes: int
+    activation_bytes: int  # hidden states, workspaces, logits, the sampler's state
+    graph_bytes: int
+    cache_bytes: int
+    sizes: SchedulerConfig
+    kv_cache: _core.KVCacheConfig
+
+    @property
+    def left_bytes(self) -> int:
+        """Return what no part of the plan takes."""
+        return self.usable_bytes - self.weight_bytes - self.activation_bytes - self.graph_bytes - self.cache_bytes
+
+
+def plan_memory(
+    model: _core.ModelConfig,
+    config: EngineConfig,
+    *,
+    placement: Placement | None = None,
+    memory: DeviceMemory | None = None,
+    weight_bytes: int | None = None,
+) -> MemoryPlan:
+    """Divide the memory of a device, by default the one that `config` names, as it is now.
 
     A size that the user left open shrinks until it fits, with one log line; one that the user set is refused with
-    the numbers (MemoryError), as is a max_model_len beyond the model's (ValueError).
+    the numbers (MemoryError), as is a max_model_len beyond the model's (ValueError). weight_bytes are the bytes of the
+    weights where they are known; else they follow from the shapes.
     """
     num_positions = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > num_positions:
         raise ValueError(f"max_model_len {config.max_model_len} is beyond the model's {num_positions} positions")
-    memory_bytes = config.kv_cache_memory_bytes
-    if memory_bytes is None:
-        memory_bytes = min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4)
-    has_recurrent_layers = model.num_layers_of(_core.LayerKind.linear_attention) > 0
+    placement = placement or place(model, config)
+    memory = memory or device_memory(placement)
+    if weight_bytes is None:
+        weight_bytes = model.num_parameters() * DTYPE_BYTES[placement.dtype]
+    budget = _Budget(model, config, placement, memory, weight_bytes)
     options = _core.MemoryPlanOptions(
-        memory_bytes=memory_bytes,
+        memory_bytes=budget.cache_bytes(),
         block_size=config.block_size,
         mamba_block_size=config.mamba_block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         num_blocks=config.num_blocks,
         num_snapshot_slots=config.num_snapshot_slots,
+        kv_dtype=placement.kv_dtype,
+        conv_state_dtype=placement.conv_state_dtype,
+        recurrent_state_dtype=placement.recurrent_state_dtype,
     )
-    kv_cache = _fit(model, config, options)
+    kv_cache = _fit(model, config, options, DEFAULT_SIZES[placement.device.type].max_num_seqs)
+    has_recurrent_layers = model.num_layers_of(_core.LayerKind.linear_attention) > 0
     sizes = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=_max_num_batched_tokens(config, options),
+        max_num_batched_tokens=_max_num_batched_tokens(config, options, budget.max_num_batched_tokens),
         max_model_len=options.max_model_len,
         block_size=config.block_size,
         mamba_block_size=config.mamba_block_size if has_recurrent_layers else 0,
@@ -51,21 +108,107 @@ def plan_sizes(model: _core.ModelConfig, config: EngineConfig) -> tuple[Schedule
         enable_chunked_prefill=config.enable_chunked_prefill,
     )
     _warn_of_useless_snapshots(sizes)
-    return sizes, kv_cache
+    capacity = _core.cache_capacity(kv_cache, sizes.max_model_len)
+    return MemoryPlan(
+        placement=placement,
+        memory=memory,
+        usable_bytes=budget.usable_bytes,
+        weight_bytes=weight_bytes,
+        activation_bytes=budget.activation_bytes(sizes.max_num_batched_tokens, sizes.max_num_seqs, sizes.max_model_len),
+        graph_bytes=budget.graph_bytes,
+        cache_bytes=capacity.kv_bytes + capacity.running_state_bytes + capacity.snapshot_bytes,
+        sizes=sizes,
+        kv_cache=kv_cache,
+    )
 
 
-def _max_num_batched_tokens(config: EngineConfig, options: _core.MemoryPlanOptions) -> int:
+class _Budget:
+    """What is there for caches."""
+
+    def __init__(
+        self,
+        model: _core.ModelConfig,
+        config: EngineConfig,
+        placement: Placement,
+        memory: DeviceMemory,
+        weight_bytes: int,
+    ) -> None:
+        self._model, self._config, self._placement = model, config, placement
+        self._memory, self._weight_bytes = memory, weight_bytes
+        defaults = DEFAULT_SIZES[placement.device.type]
+        self.max_num_batched_tokens = config.max_num_batched_tokens or defaults.max_num_batched_tokens
+        self._max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
+        share = config.gpu_memory_utilization if placement.is_cuda else 1.0
+        self.usable_bytes = int(memory.free_bytes * share)
+        self.graph_bytes = GRAPH_BYTES if placement.is_cuda else 0
+
+    def activation_bytes(self, num_tokens: int, num_seqs: int, max_model_len: int) -> int:
+        return activation_bytes(self._model, self._placement, num_tokens, num_seqs, max_model_len) + sampler_bytes(
+            self._model, self._placement, num_seqs
+        )
+
+    def cache_bytes(self) -> int:
+        """Return the bytes for caches: what the user set, else what weights and activations leave."""
+        config = self._config
+        if not self._placement.is_cuda:
+            if config.kv_cache_memory_bytes is not None:
+                return config.kv_cache_memory_bytes
+            return min(MAX_DEFAULT_CACHE_BYTES, self.usable_bytes // 4)
+        max_model_len = config.max_model_len or self._model.max_position_embeddings
+        activations = self.activation_bytes(self.max_num_batched_tokens, self._max_num_seqs, max_model_len)
+        left = self.usable_bytes - self._weight_bytes - activations - self.graph_bytes
+        wanted = config.kv_cache_memory_bytes
+        if left <= 0 or (wanted is not None and wanted > left):
+            raise MemoryError(self._too_little(activations, left))
+        return left if wanted is None else wanted
+
+    def _too_little(self, activations: int, left: int) -> str:
+        config = self._config
+        remedies = []
+        if left > 0:
+            remedies.append(f"lower kv_cache_memory_bytes to {left}")
+        if config.gpu_memory_utilization < 0.95:
+            remedies.append("raise gpu_memory_utilization")
+        if self._placement.dtype == _core.DType.f32:
+            remedies.append("use dtype bfloat16")
+        if activations > self._weight_bytes // 8:
+            remedies.append("lower max_num_batched_tokens or max_num_seqs")
+        remedies.append("use a GPU with more memory or a smaller model")
+        caches = "" if left <= 0 else f", and kv_cache_memory_bytes is {gigabytes(config.kv_cache_memory_bytes or 0)}"
+        return (
+            f"{self._placement.device_name} has {gigabytes(self._memory.free_bytes)} free of "
+            f"{gigabytes(self._memory.total_bytes)}, of which gpu_memory_utilization {config.gpu_memory_utilization:g} "
+            f"leaves {gigabytes(self.usable_bytes)}; the weights take {gigabytes(self._weight_bytes)}, activations of "
+            f"max_num_batched_tokens {self.max_num_batched_tokens} and max_num_seqs {self._max_num_seqs} "
+            f"{gigabytes(activations)}, graphs {gigabytes(self.graph_bytes)}{caches}: {', '.join(remedies)}"
+        )
+
+
+def gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def device_memory(placement: Placement) -> DeviceMemory:
+    """Return what the device has now."""
+    if placement.is_cuda:
+        free, total = _core.device_memory(placement.device)
+        return DeviceMemory(total_bytes=total, free_bytes=free)
+    return DeviceMemory(total_bytes=_meminfo("MemTotal"), free_bytes=available_memory_bytes())
+
+
+def _max_num_batched_tokens(config: EngineConfig, options: _core.MemoryPlanOptions, wanted: int) -> int:
     """Return the most tokens of a step: never more than all requests have, as the runner's buffers are as large."""
-    wanted = config.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS
     if config.max_num_batched_tokens is None and not config.enable_chunked_prefill:
         wanted = max(wanted, options.max_model_len)
     return min(wanted, options.max_num_seqs * options.max_model_len)
 
 
-def _fit(model: _core.ModelConfig, config: EngineConfig, options: _core.MemoryPlanOptions) -> _core.KVCacheConfig:
+def _fit(
+    model: _core.ModelConfig, config: EngineConfig, options: _core.MemoryPlanOptions, default_seqs: int
+) -> _core.KVCacheConfig:
     """Set max_model_len and max_num_seqs of `options` to what fits, and return the plan for them."""
     wanted_len = config.max_model_len or model.max_position_embeddings
-    wanted_seqs = config.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    wanted_seqs = config.max_num_seqs or default_seqs
     options.max_model_len, options.max_num_seqs = wanted_len, wanted_seqs
     # Running requests take state slots before anything else, so first see that there are not too many of them.
     # Snapshots that the user asked for must be of use: a length without any is no way to make them fit.
@@ -74,7 +217,8 @@ def _fit(model: _core.ModelConfig, config: EngineConfig, options: _core.MemoryPl
         options.max_model_len = wanted_len if config.max_model_len is not None else min(shortest, wanted_len)
         try:
             kv_cache = _core.plan_kv_cache(model, options)
-            break
+            if config.max_num_seqs is not None or options.max_num_seqs == 1 or not _crowded(kv_cache, options):
+                break
         except _core.OutOfMemory:
             if config.max_num_seqs is not None or options.max_num_seqs == 1:
                 raise
@@ -97,6 +241,12 @@ def _fit(model: _core.ModelConfig, config: EngineConfig, options: _core.MemoryPl
             options.memory_bytes,
         )
     return kv_cache
+
+
+def _crowded(kv_cache: _core.KVCacheConfig, options: _core.MemoryPlanOptions) -> bool:
+    """Return whether the states of running requests take more than half of the caches."""
+    states = _core.cache_capacity(kv_cache, options.max_model_len).running_state_bytes
+    return options.num_blocks is None and states > options.memory_bytes // 2
 
 
 def _longest(model: _core.ModelConfig, options: _core.MemoryPlanOptions, limit: int) -> _core.KVCacheConfig:
@@ -125,7 +275,7 @@ def _warn_of_useless_snapshots(sizes: SchedulerConfig) -> None:
 
 def available_memory_bytes() -> int:
     """Return what the machine, and the control group if there is one, has left for this process."""
-    available = _meminfo_available()
+    available = _meminfo("MemAvailable")
     limit = _read_int(Path("/sys/fs/cgroup/memory.max"))
     used = _read_int(Path("/sys/fs/cgroup/memory.current"))
     if limit is not None and used is not None:
@@ -133,12 +283,12 @@ def available_memory_bytes() -> int:
     return available
 
 
-def _meminfo_available() -> int:
+def _meminfo(field: str) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == field:
             return int(value.split()[0]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable: set kv_cache_memory_bytes")
+    raise OSError(f"/proc/meminfo has no {field}: set kv_cache_memory_bytes")
 
 
 def _read_int(path: Path) -> int | None:

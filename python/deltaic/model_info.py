@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltaic import _core
+from deltaic.checkpoint import weight_file_bytes
+from deltaic.device import device_index, place
 from deltaic.engine_config import EngineConfig
-from deltaic.memory_plan import available_memory_bytes, plan_sizes
+from deltaic.memory_plan import DeviceMemory, plan_memory
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Sizes of a checkpoint and of the caches that an engine would make for it."""
+    """Sizes of a checkpoint, and how an engine would divide the memory of its device for it."""
 
     folder: str
     architecture: str
@@ -25,16 +28,28 @@ class ModelInfo:
     vocab_size: int
     max_position_embeddings: int
     num_parameters: int  # of the text model, without the draft module
-    weight_bytes: int  # of the checkpoint's files
-    memory_bytes: int  # available now
+    file_bytes: int  # of the checkpoint's weights; 0 for a config.json alone
+    device: str
+    dtype: str
+    total_memory_bytes: int  # of the device
+    free_memory_bytes: int  # now
+    usable_memory_bytes: int  # of the free ones, by gpu_memory_utilization
+    weight_bytes: int  # on the device; on the CPU the mapped files
+    activation_bytes: int  # hidden states, workspaces, logits, the sampler's state
+    graph_bytes: int
+    left_memory_bytes: int  # that nothing takes
     kv_bytes_per_token: int
     state_bytes_per_sequence: int  # recurrent states of one running request
     max_model_len: int
     max_num_seqs: int
+    max_num_batched_tokens: int
     num_blocks: int
     block_size: int
     num_snapshot_slots: int  # recurrent states kept for the prefix cache
-    cache_bytes: int
+    cache_bytes: int  # of which
+    kv_cache_bytes: int
+    running_state_bytes: int
+    snapshot_bytes: int
 
     @property
     def num_cache_tokens(self) -> int:
@@ -48,18 +63,32 @@ class ModelInfo:
         return min((self.num_blocks - 1) // blocks_each, self.max_num_seqs)
 
 
-def model_info(folder: Path, config: EngineConfig) -> ModelInfo:
-    """Return the sizes of a checkpoint and its memory plan; raises what making an engine would raise."""
-    model = _core.load_model_config(folder)
-    sizes, caches = plan_sizes(model, config)
+def model_info(path: Path, config: EngineConfig, device_memory_bytes: int | None = None) -> ModelInfo:
+    """Return the sizes of a model and its memory plan; raises what making an engine would raise.
+
+    `path` is a checkpoint folder or a config.json. With device_memory_bytes the plan is for a GPU that has so much
+    memory, all of it free, whether there is one or not.
+    """
+    model = _core.load_model_config(path)
+    device, memory = None, None
+    if device_memory_bytes is not None:
+        if config.device == "cpu":
+            raise ValueError("a device memory is that of a GPU: the device must not be 'cpu'")
+        device = _core.Device(_core.DeviceType.cuda, device_index(config.device))
+        memory = DeviceMemory(total_bytes=device_memory_bytes, free_bytes=device_memory_bytes)
+    placement = place(model, config, device)
+    file_bytes = weight_file_bytes(path)
+    mapped_bytes = None if placement.is_cuda else file_bytes or None  # the CPU reads weights where they lie
+    plan = plan_memory(model, config, placement=placement, memory=memory, weight_bytes=mapped_bytes)
+    sizes, caches = plan.sizes, plan.kv_cache
     page_bytes = {"kv": 0, "state": 0}
     for group in caches.groups:
         kind = "kv" if isinstance(group.spec, _core.FullAttentionSpec) else "state"
         page_bytes[kind] += group.spec.page_size_bytes() * len(group.layer_names)
     num_running_slots = sizes.max_num_seqs if caches.num_running_slots is None else caches.num_running_slots
-    num_slots = num_running_slots + caches.num_snapshot_slots
+    capacity = _core.cache_capacity(caches, sizes.max_model_len)
     return ModelInfo(
-        folder=str(folder),
+        folder=str(path),
         architecture=model.architecture.name,
         num_layers=model.num_layers,
         num_linear_attention_layers=model.num_layers_of(_core.LayerKind.linear_attention),
@@ -70,16 +99,28 @@ def model_info(folder: Path, config: EngineConfig) -> ModelInfo:
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,
         num_parameters=model.num_parameters(),
-        weight_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
-        memory_bytes=available_memory_bytes(),
+        file_bytes=file_bytes,
+        device=placement.device_name,
+        dtype=placement.dtype.name,
+        total_memory_bytes=plan.memory.total_bytes,
+        free_memory_bytes=plan.memory.free_bytes,
+        usable_memory_bytes=plan.usable_bytes,
+        weight_bytes=plan.weight_bytes,
+        activation_bytes=plan.activation_bytes,
+        graph_bytes=plan.graph_bytes,
+        left_memory_bytes=plan.left_bytes,
         kv_bytes_per_token=page_bytes["kv"] // sizes.block_size,
         state_bytes_per_sequence=page_bytes["state"] * num_running_slots // sizes.max_num_seqs,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_blocks=caches.num_blocks,
         block_size=sizes.block_size,
         num_snapshot_slots=caches.num_snapshot_slots,
-        cache_bytes=page_bytes["kv"] * caches.num_blocks + page_bytes["state"] * num_slots,
+        cache_bytes=plan.cache_bytes,
+        kv_cache_bytes=capacity.kv_bytes,
+        running_state_bytes=capacity.running_state_bytes,
+        snapshot_bytes=capacity.snapshot_bytes,
     )
 
 
@@ -95,25 +136,58 @@ def describe_model(found: ModelInfo) -> list[tuple[str, str]]:
         if count
     ]
     drafts = f", and {found.num_mtp_layers} to draft" if found.num_mtp_layers else ""
+    mapped = found.device == "cpu" and found.file_bytes > 0
     rows = [
         ("model", found.folder),
         ("architecture", f"{found.architecture}, {found.num_layers} layers ({', '.join(kinds)}){drafts}"),
         ("parameters", f"{found.num_parameters:,}"),
         ("vocabulary", f"{found.vocab_size:,} tokens, hidden size {found.hidden_size:,}"),
         ("context", f"{found.max_position_embeddings:,} tokens"),
-        ("weights", f"{_size(found.weight_bytes)} on disk"),
+        ("weights", f"{_size(found.file_bytes)} on disk" if found.file_bytes else "none: a config.json alone"),
         ("K and V", f"{_size(found.kv_bytes_per_token)} a token"),
         ("state", f"{_size(found.state_bytes_per_sequence)} a running request"),
-        ("memory", f"{_size(found.memory_bytes)} available, {_size(found.cache_bytes)} for caches"),
-        ("blocks", f"{found.num_blocks:,} of {found.block_size} tokens: {found.num_cache_tokens:,} tokens"),
-        ("snapshots", f"{found.num_snapshot_slots:,} states for prefixes"),
+        (
+            "memory",
+            f"{found.device}: {_size(found.free_memory_bytes)} free of {_size(found.total_memory_bytes)}, "
+            f"{_size(found.usable_memory_bytes)} may be used",
+        ),
+        ("  weights", f"{_size(found.weight_bytes)} " + ("of mapped files" if mapped else f"in {found.dtype}")),
+        (
+            "  activations",
+            f"{_size(found.activation_bytes)} for steps of {found.max_num_batched_tokens:,} tokens of "
+            f"{found.max_num_seqs:,} requests",
+        ),
+        ("  graphs", _size(found.graph_bytes)),
+        (
+            "  blocks",
+            f"{_size(found.kv_cache_bytes)}: {found.num_blocks:,} of {found.block_size} tokens, "
+            f"{found.num_cache_tokens:,} tokens",
+        ),
+        ("  states", f"{_size(found.running_state_bytes)} of {found.max_num_seqs:,} running requests"),
+        ("  snapshots", f"{_size(found.snapshot_bytes)}: {found.num_snapshot_slots:,} states for prefixes"),
+        ("  left", _size(found.left_memory_bytes)),
         (
             "fits",
             f"{found.max_num_seqs:,} requests at once, {found.num_full_length_sequences:,} of the full "
             f"{found.max_model_len:,} tokens",
         ),
     ]
-    return [row for row in rows if row[0] not in ("state", "snapshots") or found.num_linear_attention_layers]
+    absent = set()
+    if not found.num_linear_attention_layers:
+        absent |= {"state", "  states", "  snapshots"}
+    if not found.graph_bytes:
+        absent.add("  graphs")
+    return [row for row in rows if row[0] not in absent]
+
+
+def parse_size(name: str, text: str) -> int:
+    """Return the bytes of a size like 141GB, 24GiB or 1000000; ValueError names the field."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]i?)?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{name} must be a size like 141GB or 24GiB, got {text!r}")
+    unit = (match[2] or "").lower()
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * base ** (" kmgt".index(unit[0]) if unit else 0))
 
 
 def _size(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""How far a list of prompts has come."""
+"""How far a list of things to do has come."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """A progress bar on a terminal, for more than one prompt; elsewhere nothing."""
+    """A progress bar on a terminal, for more than one thing to do; elsewhere nothing."""
 
-    def __init__(self, total: int, wanted: bool | None) -> None:
+    def __init__(self, total: int, wanted: bool | None, label: str = "generating") -> None:
+        self._label = label
         self._total = total
         self._wanted = (total > 1 and sys.stderr.isatty()) if wanted is None else wanted
         self._progress: Progress | None = None
@@ -24,7 +25,7 @@ class ProgressBar:
             from rich.progress import Progress
 
             self._progress = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._progress.add_task("generating", total=self._total)
+            self._task = self._progress.add_task(self._label, total=self._total)
             self._progress.start()
         return self
 

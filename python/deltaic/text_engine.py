@@ -26,7 +26,7 @@ class TextEngine:
     def __init__(
         self, model: str | Path | None, config: EngineConfig, *, seed: int | None = None, max_logprobs: int = 20
     ) -> None:
-        self.model_folder = resolve_model(model)
+        self.model_folder = resolve_model(model, config.load_format)
         self.tokenizer = load_tokenizer(self.model_folder)
         tokenizer_eos = None if self.tokenizer is None else self.tokenizer.eos_token_id
         self.default_fields = default_sampling_fields(self.model_folder)

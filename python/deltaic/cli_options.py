@@ -1,0 +1,52 @@
+"""Options and errors that the commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str | None, typer.Option(help="Checkpoint folder or hub id; the bundled model if left out.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option(help="0: greedy; at most 2. Default: the model's.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this share, in (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Keep so many of the likeliest tokens; 0: all.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest, in [0, 1].")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: discourage tokens that came before.")]
+Seed = Annotated[int | None, typer.Option(help="Repeat a sampled text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the text before this string; may be given several times.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; the CPU computes in float32.")]
+LoadFormat = Annotated[str, typer.Option(help="auto, safetensors, or dummy: random weights for a config.json.")]
+KvCacheDtype = Annotated[str, typer.Option(help="Of K and V: auto (as --dtype), float32, bfloat16 or float16.")]
+StateDtype = Annotated[
+    str, typer.Option("--recurrent-state-dtype", help="Of recurrent states: auto (float32), float32 or bfloat16.")
+]
+GpuMemory = Annotated[float, typer.Option("--gpu-memory-utilization", help="Share of a GPU's free memory to use.")]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="Use no CUDA graphs.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output.")]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Most requests that run at once.")]
+MaxBatchedTokens = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="Most tokens of one step.")]
+CacheBytes = Annotated[int | None, typer.Option("--kv-cache-memory-bytes", help="Memory for all caches.")]
+NumThreads = Annotated[int, typer.Option(help="CPU threads; 0: all that this process may use.")]
+System = Annotated[str | None, typer.Option(help="A system message before the first one.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class CommandError(Exception):
+    """What ends a command: one line for stderr, and the exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Turn what the block refuses into an error of usage."""
+    try:
+        yield
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise CommandError(str(error), 2) from error
