@@ -1,4 +1,4 @@
-"""The command line: `deltaic generate`, `chat`, `serve` and `info`.
+"""The command line: `deltaic generate`, `chat`, `serve`, `bench` and `info`.
 
 Exit codes: 0, 1 for what failed, 2 for what was asked wrongly; 130 after Ctrl-C. Errors are one line on stderr.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deltaic._core import __version__
+from deltaic.bench.command import bench_app
 from deltaic.cli_options import (
     CacheBytes,
     CommandError,
@@ -61,6 +62,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app)
 
 
 @app.callback(invoke_without_command=True)

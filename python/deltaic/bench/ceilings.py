@@ -1,0 +1,53 @@
+"""What a device can do at most: the bound that times are held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deltaic import _core
+from deltaic.device import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Bytes and operations a second, and where the numbers come from."""
+
+    bytes_per_second: float
+    flops_per_second: float
+    source: str
+
+
+# Measured: a sum over memory that no cache holds, and a bf16 product of 8192 x 8192 x 8192.
+GPU_CEILINGS = {"NVIDIA H200": Ceilings(4.3e12, 803e12, "measured on an NVIDIA H200")}
+
+
+def find_ceilings(
+    placement: Placement, *, gigabytes: float | None = None, teraflops: float | None = None, num_threads: int = 0
+) -> Ceilings | None:
+    """Return the ceilings of a device: those given (GB/s, TFLOP/s), else measured now (CPU) or known (GPU).
+
+    None for a GPU that nobody has measured. Takes some seconds on the CPU.
+    """
+    if gigabytes is not None and teraflops is not None:
+        return Ceilings(gigabytes * 1e9, teraflops * 1e12, "given")
+    if placement.is_cuda:
+        found = GPU_CEILINGS.get(_core.device_name(placement.device))
+    else:
+        found = Ceilings(*_core.measure_cpu_ceilings(num_threads), "measured now")
+    if found is None or (gigabytes is None and teraflops is None):
+        return found
+    return Ceilings(
+        found.bytes_per_second if gigabytes is None else gigabytes * 1e9,
+        found.flops_per_second if teraflops is None else teraflops * 1e12,
+        f"given and {found.source}",
+    )
+
+
+def describe_ceilings(ceilings: Ceilings | None) -> str:
+    """Return a line for people."""
+    if ceilings is None:
+        return "bound: unknown for this GPU; give --bandwidth (GB/s) and --flops (TFLOP/s)"
+    return (
+        f"bound: {ceilings.bytes_per_second / 1e9:,.1f} GB/s, {ceilings.flops_per_second / 1e12:,.2f} TFLOP/s "
+        f"({ceilings.source})"
+    )

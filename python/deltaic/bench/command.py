@@ -1,0 +1,339 @@
+"""`deltaic bench latency`, `throughput`, `serve` and `kernels`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from deltaic.bench.plot import plot_latency, plot_library, plot_serving
+from deltaic.cli_options import (
+    CacheBytes,
+    CommandError,
+    Debug,
+    Device,
+    Dtype,
+    EnforceEager,
+    GpuMemory,
+    KvCacheDtype,
+    LoadFormat,
+    MaxBatchedTokens,
+    MaxModelLen,
+    MaxNumSeqs,
+    Model,
+    NumThreads,
+    StateDtype,
+    usage,
+)
+from deltaic.engine_config import EngineConfig
+
+bench_app = typer.Typer(
+    name="bench",
+    help="Measure latency, throughput, a server, or the kernels.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+
+Bandwidth = Annotated[
+    float | None, typer.Option(help="GB/s that the device reaches at most. Default: measured, or known.")
+]
+Flops = Annotated[float | None, typer.Option(help="TFLOP/s that the device reaches at most. Default: likewise.")]
+OutputJson = Annotated[Path | None, typer.Option(help="Write the results to this file.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG (needs deltaic[plot]).")]
+PrefixCaching = Annotated[bool, typer.Option("--enable-prefix-caching", help="Reuse what prompts have in common.")]
+
+
+class ManyValues(TyperCommand):
+    """A command whose repeatable options take several values at once: --batch-size 1 4 8."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {name for param in self.params if getattr(param, "multiple", False) for name in param.opts}
+        spread: list[str] = []
+        option = None  # the repeatable option that further values belong to
+        for i, arg in enumerate(args):
+            if arg.startswith("-") and not _is_number(arg):
+                option = arg if arg in repeatable else None
+            elif option is not None and args[i - 1] != option:
+                spread.append(option)
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@bench_app.command(cls=ManyValues)
+def latency(
+    model: Model = None,
+    batch_size: Annotated[
+        list[int], typer.Option(min=1, help="Requests at once; several values are measured in turn.")
+    ] = [8],  # noqa: B006
+    input_len: Annotated[list[int], typer.Option(min=1, help="Tokens of a prompt; likewise.")] = [32],  # noqa: B006
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens that each request generates.")] = 128,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Runs of each batch before the measured ones.")] = 2,
+    num_iters: Annotated[int, typer.Option(min=1, help="Measured runs of each batch.")] = 5,
+    load_format: LoadFormat = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    recurrent_state_dtype: StateDtype = "auto",
+    max_model_len: MaxModelLen = None,
+    max_num_batched_tokens: MaxBatchedTokens = None,
+    gpu_memory_utilization: GpuMemory = 0.9,
+    kv_cache_memory_bytes: CacheBytes = None,
+    enforce_eager: EnforceEager = False,
+    enable_prefix_caching: PrefixCaching = False,
+    num_threads: NumThreads = 0,
+    bandwidth: Bandwidth = None,
+    flops: Flops = None,
+    output_json: OutputJson = None,
+    plot: Plot = None,
+    debug: Debug = False,
+) -> None:
+    """Time batches of equal requests: prefill, and steps in which every request gets a token."""
+    from deltaic.bench import latency as bench
+    from deltaic.bench.loading import load_engine, model_positions, seconds_since_start
+    from deltaic.bench.report import write_json
+    from deltaic.progress import ProgressBar
+
+    workloads = [bench.Workload(size, length, output_len) for length in input_len for size in batch_size]
+    if plot is not None:
+        plot_library()
+    with usage():
+        num_positions = model_positions(model, load_format)
+        config = EngineConfig(
+            load_format=load_format,
+            device=device,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            recurrent_state_dtype=recurrent_state_dtype,
+            max_model_len=bench.needed_model_len(workloads, max_num_batched_tokens, max_model_len, num_positions),
+            max_num_seqs=max(batch_size),
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            enforce_eager=enforce_eager,
+            enable_prefix_caching=enable_prefix_caching,
+            num_threads=num_threads,
+        )
+    loaded = load_engine(model, config, gigabytes=bandwidth, teraflops=flops)
+    bench.run_workload(loaded.engine, bench.Workload(1, input_len[0], 1), seed=-1)
+    startup_s = seconds_since_start()
+    print(f"first token {startup_s:.2f} s after the start of the process", file=sys.stderr)
+    results = []
+    for workload in workloads:
+        samples = []
+        with ProgressBar(num_iters, None, f"batch {workload.batch_size}, {workload.input_len} tokens") as bar:
+            for sample in bench.measure(loaded.engine, workload, num_iters_warmup, num_iters):
+                samples.append(sample)
+                bar.advance(1)
+        results.append(bench.describe(workload, samples, loaded.costs, loaded.ceilings))
+    print(bench.latency_table(results))
+    if output_json is not None:
+        write_json(
+            output_json, loaded.facts | {"startup_seconds": startup_s, "num_iters": num_iters, "results": results}
+        )
+    if plot is not None:
+        plot_latency(plot, loaded.name, results)
+
+
+@bench_app.command()
+def throughput(
+    model: Model = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests, all queued at once.")] = 100,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens that a request generates.")] = 128,
+    random_range_ratio: Annotated[
+        float, typer.Option(help="Draw lengths from [len x (1 - ratio), len x (1 + ratio)].")
+    ] = 0.0,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Requests before the measured ones.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of lengths and prompts.")] = 0,
+    load_format: LoadFormat = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    recurrent_state_dtype: StateDtype = "auto",
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxBatchedTokens = None,
+    gpu_memory_utilization: GpuMemory = 0.9,
+    kv_cache_memory_bytes: CacheBytes = None,
+    enforce_eager: EnforceEager = False,
+    enable_prefix_caching: PrefixCaching = False,
+    num_threads: NumThreads = 0,
+    bandwidth: Bandwidth = None,
+    flops: Flops = None,
+    output_json: OutputJson = None,
+    debug: Debug = False,
+) -> None:
+    """Run many requests, all queued at once, and count what came out a second."""
+    from deltaic.bench import throughput as bench
+    from deltaic.bench.loading import load_engine
+    from deltaic.bench.report import write_json
+    from deltaic.progress import ProgressBar
+
+    with usage():
+        requests = bench.random_requests(num_prompts, input_len, output_len, random_range_ratio, seed)
+        config = EngineConfig(
+            load_format=load_format,
+            device=device,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            recurrent_state_dtype=recurrent_state_dtype,
+            max_model_len=max_model_len or max(request.prompt_len + request.output_len for request in requests),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            enforce_eager=enforce_eager,
+            enable_prefix_caching=enable_prefix_caching,
+            num_threads=num_threads,
+        )
+    loaded = load_engine(model, config, gigabytes=bandwidth, teraflops=flops)
+    bench.run_requests(loaded.engine, requests[:num_warmups], seed=seed + 1)
+    with ProgressBar(len(requests), None, "requests") as bar:
+        result = bench.run_requests(loaded.engine, requests, seed, bar.advance)
+    line = (
+        f"Throughput: {result['requests_per_second']:.2f} requests/s, "
+        f"{result['tokens_per_second']:.2f} total tokens/s, {result['output_tokens_per_second']:.2f} output tokens/s"
+    )
+    if loaded.ceilings is not None:
+        max_num_seqs = loaded.engine.scheduler_config.max_num_seqs
+        bound = bench.bound_seconds(requests, max_num_seqs, loaded.costs, loaded.ceilings)
+        result |= {"bound_time": bound, "share_of_bound": bound / result["elapsed_time"]}
+        line += f", {100 * result['share_of_bound']:.0f} % of the bound"
+    print(line)
+    print(f"Total num prompt tokens:  {result['num_prompt_tokens']}")
+    print(f"Total num output tokens:  {result['num_output_tokens']}")
+    if output_json is not None:
+        write_json(output_json, loaded.facts | result)
+
+
+@bench_app.command(cls=ManyValues)
+def serve(
+    base_url: Annotated[
+        str | None, typer.Option(help="Of the server: http://host:port. Instead of --host, --port.")
+    ] = (None),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
+    endpoint: Annotated[str | None, typer.Option(help="Path. Default: that of the backend.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name for the server. Default: the first of /v1/models.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key that the server wants.")] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 1000,
+    request_rate: Annotated[
+        list[float], typer.Option(help="Requests a second, at random times; inf: all at once. Several values: in turn.")
+    ] = [float("inf")],  # noqa: B006
+    burstiness: Annotated[float, typer.Option(help="1: Poisson; less: bursts; more: evenly.")] = 1.0,
+    max_concurrency: Annotated[list[int] | None, typer.Option(min=1, help="Most requests at once; likewise.")] = None,
+    random_input_len: Annotated[int, typer.Option(min=1, help="Tokens (chat: words) of a prompt.")] = 1024,
+    random_output_len: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    random_range_ratio: Annotated[
+        float, typer.Option(help="Draw lengths from [len x (1 - ratio), len x (1 + ratio)].")
+    ] = 0.0,
+    vocab_size: Annotated[int, typer.Option(min=1, help="Prompts of completions are token ids below this.")] = 1000,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Ask for answers of full length.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of all requests.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of prompts, lengths and times.")] = 0,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Requests before the measured ones.")] = 1,
+    ready_check_timeout_sec: Annotated[float, typer.Option(help="Wait so long for the server to answer.")] = 60.0,
+    request_timeout_sec: Annotated[
+        float, typer.Option(help="Give a request up that says nothing for so long.")
+    ] = 600.0,
+    goodput: Annotated[
+        list[str] | None, typer.Option(help="Most ms of a good request: ttft:200 tpot:20 e2el:5000.")
+    ] = None,
+    percentile_metrics: Annotated[str, typer.Option(help="Times to show.")] = "ttft,tpot,itl,e2el",
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to show.")] = "99",
+    save_result: Annotated[bool, typer.Option("--save-result", help="Write a JSON file for each load.")] = False,
+    save_detailed: Annotated[bool, typer.Option("--save-detailed", help="With every request in it.")] = False,
+    result_dir: Annotated[Path, typer.Option(help="Where --save-result writes.")] = Path(),
+    result_filename: Annotated[str | None, typer.Option(help="Its name. Default: from backend, load, model, time.")] = (
+        None
+    ),
+    plot: Plot = None,
+    debug: Debug = False,
+) -> None:
+    """Load a server that has OpenAI's interface, and time its streams."""
+    from deltaic.bench import serve as bench
+    from deltaic.bench.report import write_json
+
+    with usage():
+        if plot is not None:
+            plot_library()
+        settings = bench.ServeSettings(
+            base_url=base_url or f"http://{host}:{port}",
+            backend=backend,
+            endpoint=endpoint,
+            model=model,
+            api_key=api_key,
+            num_prompts=num_prompts,
+            burstiness=burstiness,
+            input_len=random_input_len,
+            output_len=random_output_len,
+            range_ratio=random_range_ratio,
+            vocab_size=vocab_size,
+            ignore_eos=ignore_eos,
+            temperature=temperature,
+            seed=seed,
+            num_warmups=num_warmups,
+            ready_timeout_s=ready_check_timeout_sec,
+            request_timeout_s=request_timeout_sec,
+            goodput=bench.parse_goodput(goodput or []),
+            metrics=bench.parse_metrics(percentile_metrics),
+            percentiles=bench.parse_percentiles(metric_percentiles),
+        )
+        limits: list[int | None] = list(max_concurrency or []) or [None]
+        loads = [bench.Load(rate, most) for rate in request_rate for most in limits]
+        if result_filename is not None and len(loads) > 1:
+            raise ValueError(f"result_filename is one name, {len(loads)} loads are asked for: leave it out")
+    results = []
+    for result, answers in bench.run(settings, loads):
+        print(bench.describe(result, settings.metrics, settings.percentiles), flush=True)
+        results.append(result)
+        if save_result or save_detailed:
+            extra = bench.details(answers) if save_detailed else {}
+            path = result_dir / (result_filename or bench.file_name(result))
+            write_json(path, result | extra)
+    if plot is not None:
+        plot_serving(plot, str(results[0]["model_id"]), results)
+    if not any(result["completed"] for result in results):
+        raise CommandError(f"no request succeeded; the first error: {results[0]['first_error']}", 1)
+
+
+@bench_app.command()
+def kernels(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Programs of bench/kernels to run. Default: all that are built.")
+    ] = None,
+    build_dir: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of a build; may be given several times. Default: build/cuda, ci, dev."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Run the programs of bench/kernels; each prints times and shares of the bound."""
+    from deltaic.bench.kernels import BUILD_FOLDERS, HOW_TO_BUILD, find_kernel_benches, run_kernel_bench
+
+    folders = build_dir or [Path(folder) for folder in BUILD_FOLDERS]
+    found = find_kernel_benches(folders)
+    if not found:
+        raise CommandError(f"no kernel bench is built in {', '.join(map(str, folders))}; {HOW_TO_BUILD}", 1)
+    if unknown := set(names or []) - found.keys():
+        raise CommandError(f"{min(unknown)} is not built; there are {', '.join(sorted(found))}", 2)
+    failed = []
+    for name in names or sorted(found):
+        print(f"== {name} ({found[name]})", flush=True)
+        if run_kernel_bench(found[name]) != 0:
+            failed.append(name)
+    if failed:
+        raise CommandError(f"failed: {', '.join(failed)}", 1)

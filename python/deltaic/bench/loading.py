@@ -1,0 +1,76 @@
+"""Load a model to be measured, and find out what bounds it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deltaic import __version__, _core
+from deltaic.bench.ceilings import Ceilings, describe_ceilings, find_ceilings
+from deltaic.checkpoint import resolve_model
+from deltaic.device import place
+from deltaic.engine import Engine
+from deltaic.engine_config import EngineConfig
+from deltaic.model_costs import ModelCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine, the costs of its model and the ceilings of its device; None: nobody knows them."""
+
+    name: str
+    engine: Engine
+    costs: ModelCosts
+    ceilings: Ceilings | None
+    facts: dict[str, Any]  # for a result file
+
+
+def load_engine(
+    model: str | None, config: EngineConfig, *, gigabytes: float | None = None, teraflops: float | None = None
+) -> Loaded:
+    """Load a model and say on stderr what it is held against; gigabytes and teraflops a second replace the ceilings."""
+    path = resolve_model(model, config.load_format)
+    started = time.perf_counter()
+    engine = Engine.from_checkpoint(path, config)
+    load_s = time.perf_counter() - started
+    model_config = engine.runner.model_config
+    placement = place(model_config, config, engine.runner.options.device)
+    weight_bytes = engine.runner.weight_bytes / model_config.num_parameters()
+    ceilings = find_ceilings(placement, gigabytes=gigabytes, teraflops=teraflops, num_threads=config.num_threads)
+    name = path.stem if path.is_file() else path.name
+    print(
+        f"{name}, {model_config.num_parameters() / 1e9:.3g} B parameters in {engine.runner.weight_bytes / 1e9:.2f} GB "
+        f"on {placement.device_name}, loaded in {load_s:.2f} s\n{describe_ceilings(ceilings)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    facts = {
+        "deltaic_version": __version__,
+        "model_id": str(model or name),
+        "load_format": config.load_format,
+        "device": placement.device_name,
+        "dtype": placement.dtype.name,
+        "recurrent_state_dtype": placement.recurrent_state_dtype.name,
+        "num_parameters": model_config.num_parameters(),
+        "weight_bytes": engine.runner.weight_bytes,
+        "cache_bytes": engine.runner.cache_bytes,
+        "load_seconds": load_s,
+        "ceilings": None if ceilings is None else asdict(ceilings),
+    }
+    return Loaded(name, engine, ModelCosts(model_config, placement, weight_bytes), ceilings, facts)
+
+
+def model_positions(model: str | None, load_format: str) -> int:
+    """Return how many tokens a request of a model may have at most."""
+    return _core.load_model_config(resolve_model(model, load_format)).max_position_embeddings
+
+
+def seconds_since_start() -> float:
+    """Return how long this process has lived."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return uptime - ticks / os.sysconf("SC_CLK_TCK")

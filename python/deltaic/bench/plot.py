@@ -1,0 +1,54 @@
+"""Draw latency against load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def plot_library() -> Any:
+    """Return matplotlib, drawing to files; ValueError says what to install."""
+    try:
+        matplotlib = import_module("matplotlib")
+    except ImportError:
+        raise ValueError("plots need matplotlib: pip install 'deltaic[plot]'") from None
+    matplotlib.use("Agg")
+    return import_module("matplotlib.pyplot")
+
+
+def plot_latency(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
+    """Draw the time of a step against the batch size, a line for each prompt length, the bound dashed."""
+    pyplot = plot_library()
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for length in sorted({result["input_len"] for result in results}):
+        chosen = sorted((r for r in results if r["input_len"] == length), key=lambda result: result["batch_size"])
+        sizes = [result["batch_size"] for result in chosen]
+        (line,) = axes.plot(sizes, [r["median_tpot_ms"] for r in chosen], marker="o", label=f"{length} prompt tokens")
+        if all("bound_tpot_ms" in result for result in chosen):
+            bounds = [result["bound_tpot_ms"] for result in chosen]
+            axes.plot(sizes, bounds, linestyle="--", color=line.get_color(), label="its bound")
+    axes.set_xscale("log", base=2)
+    _finish(pyplot, figure, axes, path, title, "requests at once", "ms a step")
+
+
+def plot_serving(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
+    """Draw the times of requests against the requests that the server answered a second."""
+    pyplot = plot_library()
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    chosen = sorted(results, key=lambda result: result["request_throughput"])
+    loads = [result["request_throughput"] for result in chosen]
+    for name, label in (("ttft", "time to first token"), ("tpot", "time per output token"), ("e2el", "whole request")):
+        axes.plot(loads, [result[f"median_{name}_ms"] for result in chosen], marker="o", label=f"{label}, median")
+    axes.set_yscale("log")
+    _finish(pyplot, figure, axes, path, title, "requests a second", "ms")
+
+
+def _finish(pyplot: Any, figure: Any, axes: Any, path: Path, title: str, x_label: str, y_label: str) -> None:
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    pyplot.close(figure)

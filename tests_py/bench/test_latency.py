@@ -1,0 +1,301 @@
+"""`bench latency`, `throughput` and `kernels`, on models of a few kilobytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from deltaic import _core, cli
+from deltaic.bench.ceilings import Ceilings, describe_ceilings, find_ceilings
+from deltaic.bench.latency import Sample, Workload, describe, needed_model_len, run_workload
+from deltaic.bench.report import percentile, summary, table
+from deltaic.bench.throughput import bound_seconds, random_requests, run_requests
+from deltaic.device import place
+from deltaic.engine import Engine
+from deltaic.engine_config import EngineConfig
+from deltaic.model_costs import ModelCosts
+from tiny_model import write_checkpoint
+
+BOUND = ("--bandwidth", "10", "--flops", "0.1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", with_tokenizer=False)
+
+
+def make_engine(path: Path, **options: Any) -> Engine:
+    given: dict[str, Any] = {"max_model_len": 200, "max_num_seqs": 8, "enable_prefix_caching": False} | options
+    return Engine.from_checkpoint(path, EngineConfig(device="cpu", **given))
+
+
+# ---- a workload ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("max_num_batched_tokens", [None, 16])
+def test_every_request_gets_its_tokens_in_full_steps(
+    model: Path, max_num_batched_tokens: int | None, async_scheduling: bool
+) -> None:
+    """Where the prompts take several steps, the first requests go on until the last has its tokens."""
+    engine = make_engine(model, max_num_batched_tokens=max_num_batched_tokens, async_scheduling=async_scheduling)
+    for seed in range(2):
+        sample = run_workload(engine, Workload(batch_size=5, input_len=20, output_len=9), seed)
+        assert len(sample.ttfts) == 5
+        assert len(sample.steps) == 8
+        assert sample.num_step_tokens == 5 * 8
+        assert 0 < min(sample.ttfts) <= sample.prefill < sample.latency
+        assert sum(sample.steps) <= sample.latency - sample.prefill + 1e-9
+        assert not engine.has_unfinished_requests()
+        assert engine.stats().num_free_blocks == engine.stats().num_total_blocks
+        spread = max(sample.ttfts) - min(sample.ttfts)
+        assert (spread > 0) == (max_num_batched_tokens is not None)
+
+
+def test_one_token_has_no_steps(model: Path) -> None:
+    sample = run_workload(make_engine(model), Workload(3, 4, 1), seed=0)
+    assert (sample.steps, sample.num_step_tokens) == ([], 0)
+    result = describe(Workload(3, 4, 1), [sample], *costs_and_ceilings(model))
+    assert (result["median_tpot_ms"], result["output_throughput"]) == (0.0, 0.0)
+    assert result["prefill_share_of_bound"] > 0
+
+
+def test_request_that_fails_ends_the_measurement(model: Path) -> None:
+    engine = make_engine(model)
+
+    def fail() -> None:
+        raise RuntimeError("no luck")
+
+    engine.runner = SimpleNamespace(execute_model=lambda _: None, sample_tokens_async=fail)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="a request of batch 2 failed: RuntimeError: no luck"):
+        run_workload(engine, Workload(2, 4, 3), seed=0)
+
+
+def test_room_for_the_head_start_of_the_first_request() -> None:
+    work = [Workload(1, 10, 5), Workload(128, 1024, 64)]
+    needed = needed_model_len(work, None, None, 4096)
+    assert 1024 + 64 + 128 * 1024 // 2048 < needed < 1024 + 64 + 100
+    assert needed_model_len(work, 65536, None, 4096) < needed
+    assert needed_model_len(work, None, 1088, 4096) == 1088
+    assert needed_model_len(work, None, None, 1100) == 1100
+    with pytest.raises(ValueError, match="input_len 1024 and output_len 64 are together beyond max_model_len 1087"):
+        needed_model_len(work, None, 1087, 4096)
+    with pytest.raises(ValueError, match="together beyond the model's 1087 positions"):
+        needed_model_len(work, None, None, 1087)
+
+
+# ---- the numbers -----------------------------------------------------------------------------------------------------
+
+
+def costs_and_ceilings(path: Path) -> tuple[ModelCosts, Ceilings]:
+    model = _core.load_model_config(path)
+    costs = ModelCosts(model, place(model, EngineConfig(device="cpu")))
+    return costs, Ceilings(10e9, 0.1e12, "given")
+
+
+def test_result_of_a_workload_worked_out_by_hand(model: Path) -> None:
+    costs, ceilings = costs_and_ceilings(model)
+    samples = [
+        Sample(ttfts=[0.1, 0.2], steps=[0.01, 0.03], num_step_tokens=4, latency=0.24),
+        Sample(ttfts=[0.2, 0.3], steps=[0.02, 0.02], num_step_tokens=4, latency=0.34),
+    ]
+    found = describe(Workload(2, 100, 3), samples, costs, ceilings)
+    assert found["avg_latency"] == pytest.approx(0.29)
+    assert found["percentiles"]["50"] == pytest.approx(0.29)
+    assert found["mean_ttft_ms"] == pytest.approx(200)
+    assert found["median_prefill_ms"] == pytest.approx(250)
+    assert (found["median_tpot_ms"], found["mean_tpot_ms"]) == pytest.approx((20, 20))
+    assert (found["num_steps"], found["tokens_per_step"]) == (4, 1.0)
+    assert found["output_throughput"] == pytest.approx(8 / 0.08)
+    bound = costs.decode_step(2, 101.5).seconds(10e9, 0.1e12)
+    assert found["tpot_share_of_bound"] == pytest.approx(bound / 0.02)
+    assert "tpot_share_of_bound" not in describe(Workload(2, 100, 3), samples, costs, None)
+
+
+def test_percentiles_and_tables() -> None:
+    assert percentile([3.0, 1.0, 2.0, 4.0], 50) == 2.5
+    assert percentile([], 50) == 0.0
+    assert summary("x", [0.001, 0.003], (25,)) == pytest.approx(
+        {"mean_x_ms": 2.0, "median_x_ms": 2.0, "std_x_ms": 1.0, "p25_x_ms": 1.5}
+    )
+    assert table(["a", "long"], [["100", "1"]]) == "  a  long\n100     1"
+
+
+def test_ceilings_of_the_cpu_are_measured_and_can_be_given(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In a process of its own: it takes memory that tests of other processes' memory would see.
+    program = "from deltaic import _core; print(*_core.measure_cpu_ceilings(1))"
+    measured = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    bytes_per_second, flops_per_second = map(float, measured.split())
+    assert 1e8 < bytes_per_second < 1e12
+    assert 1e8 < flops_per_second < 1e13
+
+    monkeypatch.setattr(_core, "measure_cpu_ceilings", lambda _: (20e9, 0.1e12))
+    placement = place(_core.load_model_config(model), EngineConfig(device="cpu"))
+    assert find_ceilings(placement) == Ceilings(20e9, 0.1e12, "measured now")
+    assert find_ceilings(placement, gigabytes=10, teraflops=0.5) == Ceilings(10e9, 0.5e12, "given")
+    found = find_ceilings(placement, teraflops=0.5)
+    assert found == Ceilings(20e9, 0.5e12, "given and measured now")
+    assert describe_ceilings(found) == "bound: 20.0 GB/s, 0.50 TFLOP/s (given and measured now)"
+    assert "--bandwidth" in describe_ceilings(None)
+
+
+def test_ceilings_of_a_gpu_are_those_of_its_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement = place(_core.load_model_config(model), EngineConfig(), _core.Device(_core.DeviceType.cuda, 1))
+    names = {1: "NVIDIA H200"}
+    monkeypatch.setattr(_core, "device_name", lambda device: names[device.index])
+    found = find_ceilings(placement)
+    assert found is not None
+    assert (found.bytes_per_second, found.flops_per_second) == (4.3e12, 803e12)
+    names[1] = "NVIDIA Unknown"
+    assert find_ceilings(placement) is None
+    assert find_ceilings(placement, gigabytes=1) is None
+    assert find_ceilings(placement, gigabytes=1, teraflops=2) == Ceilings(1e9, 2e12, "given")
+
+
+# ---- throughput ------------------------------------------------------------------------------------------------------
+
+
+def test_all_requests_are_run_and_counted(model: Path) -> None:
+    requests = random_requests(20, 30, 6, 0.5, seed=2)
+    assert requests == random_requests(20, 30, 6, 0.5, seed=2)
+    assert {r.prompt_len for r in requests} <= set(range(15, 46))
+    finished: list[int] = []
+    found = run_requests(make_engine(model, max_num_seqs=4), requests, 0, finished.append)
+    assert sum(finished) == found["num_requests"] == 20
+    assert found["num_prompt_tokens"] == sum(r.prompt_len for r in requests)
+    assert found["num_output_tokens"] == sum(r.output_len for r in requests)
+    assert found["tokens_per_second"] == pytest.approx(found["total_num_tokens"] / found["elapsed_time"])
+    with pytest.raises(ValueError, match="random_range_ratio must be in"):
+        random_requests(1, 1, 1, 1.0, seed=0)
+
+
+def test_bound_of_a_throughput_grows_with_work_and_falls_with_batches(model: Path) -> None:
+    costs, ceilings = costs_and_ceilings(model)
+    requests = random_requests(16, 64, 32, 0.0, seed=0)
+    bounds = [bound_seconds(requests, size, costs, ceilings) for size in (1, 4, 16)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bound_seconds(requests * 2, 16, costs, ceilings) == pytest.approx(2 * bounds[2])
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+def test_latency_command_measures_several_batches_in_one_process(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.run(
+        [
+            *("bench", "latency", "--model", str(model), "--device", "cpu"),
+            *("--batch-size", "1", "4", "8", "--input-len", "16", "32", "--output-len", "4", *BOUND),
+            *("--num-iters", "2", "--num-iters-warmup", "1", "--output-json", str(tmp_path / "out" / "r.json")),
+            *("--plot", str(tmp_path / "plot.png")),
+        ]
+    )
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert re.search(r"tiny, .* parameters .* on cpu, loaded in [0-9.]+ s\n", err)
+    assert "bound: 10.0 GB/s, 0.10 TFLOP/s (given)" in err
+    assert re.search(r"first token [0-9.]+ s after the start of the process", err)
+    head, *rows = (re.split(r"\s{2,}", line.strip()) for line in out.splitlines())
+    assert head[:4] == ["batch", "input", "output", "prefill ms"]
+    assert [row[:3] for row in rows] == [[str(b), str(n), "4"] for n in (16, 32) for b in (1, 4, 8)]
+    assert all(len(row) == len(head) and row[10].endswith("%") for row in rows)
+    saved = json.loads((tmp_path / "out" / "r.json").read_text())
+    assert [(r["batch_size"], r["input_len"]) for r in saved["results"]] == [
+        (b, n) for n in (16, 32) for b in (1, 4, 8)
+    ]
+    assert all(r["num_steps"] == 2 * 3 and len(r["latencies"]) == 2 for r in saved["results"])
+    assert (saved["device"], saved["load_format"], saved["startup_seconds"] > 0) == ("cpu", "auto", True)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_latency_command_runs_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["bench", "latency", "--device", "cpu", "--batch-size", "2", "--input-len", "8", "--output-len", "3"]
+    assert cli.run([*args, "--num-iters", "1", "--num-iters-warmup", "0", *BOUND]) == 0
+    assert "default_model" in capsys.readouterr().err
+
+
+def test_throughput_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.run(
+        [
+            *("bench", "throughput", "--model", str(model), "--device", "cpu"),
+            *("--num-prompts", "12", "--input-len", "20", "--output-len", "5", "--random-range-ratio", "0.4"),
+            *(*BOUND, "--output-json", str(tmp_path / "t.json")),
+        ]
+    )
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert re.match(r"Throughput: [\d.]+ requests/s, [\d.]+ total tokens/s, [\d.]+ output tokens/s, \d+ % of the", out)
+    saved = json.loads((tmp_path / "t.json").read_text())
+    assert saved["num_requests"] == 12
+    assert 0 < saved["share_of_bound"] < 1
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["latency", "--batch-size", "0"], 2, "--batch-size"),
+        (["latency", "--batch-size", "x"], 2, "--batch-size"),
+        (["latency", "--input-len", "4000", "--output-len", "200"], 2, "beyond the model's 4096 positions"),
+        (["latency", "--input-len", "10", "--output-len", "9", "--max-model-len", "18"], 2, "together beyond"),
+        (["latency", "--device", "tpu"], 2, "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        (["latency", "--device", "cpu", "--dtype", "bfloat16"], 1, "dtype must be auto or float32 on the CPU"),
+        (["latency", "--load-format", "gguf"], 2, "load_format must be one of"),
+        (["latency", "extra"], 2, "extra"),
+        (["throughput", "--random-range-ratio", "1"], 2, "random_range_ratio"),
+        (["nope"], 2, "No such command"),
+    ],
+)
+def test_what_is_asked_wrongly_is_named(
+    args: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["bench", *args]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_plot_without_the_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from deltaic.bench import plot
+
+    def refuse(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(plot, "import_module", refuse)
+    assert cli.run(["bench", "latency", "--plot", "x.png"]) == 1
+    assert "pip install 'deltaic[plot]'" in capsys.readouterr().err
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_that_are_built_are_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / "cuda", tmp_path / "dev"]
+    for folder, name, text in ((0, "one", "first"), (1, "one", "second"), (1, "two", "other")):
+        folders[folder].mkdir(exist_ok=True)
+        path = folders[folder] / f"bench_{name}"
+        path.write_text(f"#!/bin/sh\necho {text}\n")
+        path.chmod(0o755)
+    (folders[1] / "bench_notes.txt").write_text("not a program")
+    args = [*("bench", "kernels", "--build-dir", str(folders[0]), "--build-dir", str(folders[1]))]
+    assert cli.run(args) == 0
+    out = capfd.readouterr().out
+    assert re.findall(r"^(first|second|other)$", out, re.MULTILINE) == ["first", "other"]
+    assert cli.run([*args, "two"]) == 0
+    assert capfd.readouterr().out.endswith("other\n")
+    assert cli.run([*args, "three"]) == 2
+    assert "three is not built; there are one, two" in capfd.readouterr().err
+    (folders[1] / "bench_two").write_text("#!/bin/sh\nexit 3\n")
+    assert cli.run(args) == 1
+    assert capfd.readouterr().err == "error: failed: two\n"
+
+
+def test_kernels_that_are_not_built_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "kernels", "--build-dir", str(tmp_path)]) == 1
+    assert "ninja -C build/cuda bench_attention" in capsys.readouterr().err
