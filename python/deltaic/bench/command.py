@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,7 +100,7 @@ def latency(
 ) -> None:
     """Time batches of equal requests: prefill, and steps in which every request gets a token."""
     from deltaic.bench import latency as bench
-    from deltaic.bench.loading import load_engine, model_positions, seconds_since_start
+    from deltaic.bench.loading import load_engine, model_positions
     from deltaic.bench.report import write_json
     from deltaic.progress import ProgressBar
 
@@ -125,10 +124,7 @@ def latency(
             enable_prefix_caching=enable_prefix_caching,
             num_threads=num_threads,
         )
-    loaded = load_engine(model, config, gigabytes=bandwidth, teraflops=flops)
-    bench.run_workload(loaded.engine, bench.Workload(1, input_len[0], 1), seed=-1)
-    startup_s = seconds_since_start()
-    print(f"first token {startup_s:.2f} s after the start of the process", file=sys.stderr)
+    loaded = load_engine(model, config, input_len[0], gigabytes=bandwidth, teraflops=flops)
     results = []
     for workload in workloads:
         samples = []
@@ -139,9 +135,7 @@ def latency(
         results.append(bench.describe(workload, samples, loaded.costs, loaded.ceilings))
     print(bench.latency_table(results))
     if output_json is not None:
-        write_json(
-            output_json, loaded.facts | {"startup_seconds": startup_s, "num_iters": num_iters, "results": results}
-        )
+        write_json(output_json, loaded.facts | {"num_iters": num_iters, "results": results})
     if plot is not None:
         plot_latency(plot, loaded.name, results)
 
@@ -198,7 +192,7 @@ def throughput(
             enable_prefix_caching=enable_prefix_caching,
             num_threads=num_threads,
         )
-    loaded = load_engine(model, config, gigabytes=bandwidth, teraflops=flops)
+    loaded = load_engine(model, config, requests[0].prompt_len, gigabytes=bandwidth, teraflops=flops)
     bench.run_requests(loaded.engine, requests[:num_warmups], seed=seed + 1)
     with ProgressBar(len(requests), None, "requests") as bar:
         result = bench.run_requests(loaded.engine, requests, seed, bar.advance)

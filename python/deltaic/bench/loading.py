@@ -11,6 +11,7 @@ from typing import Any
 
 from deltaic import __version__, _core
 from deltaic.bench.ceilings import Ceilings, describe_ceilings, find_ceilings
+from deltaic.bench.latency import Workload, run_workload
 from deltaic.checkpoint import resolve_model
 from deltaic.device import place
 from deltaic.engine import Engine
@@ -30,13 +31,23 @@ class Loaded:
 
 
 def load_engine(
-    model: str | None, config: EngineConfig, *, gigabytes: float | None = None, teraflops: float | None = None
+    model: str | None,
+    config: EngineConfig,
+    prompt_len: int,
+    *,
+    gigabytes: float | None = None,
+    teraflops: float | None = None,
 ) -> Loaded:
-    """Load a model and say on stderr what it is held against; gigabytes and teraflops a second replace the ceilings."""
+    """Load a model, answer a prompt of random tokens with one, and say on stderr how long that took.
+
+    gigabytes and teraflops a second replace the ceilings.
+    """
     path = resolve_model(model, config.load_format)
     started = time.perf_counter()
     engine = Engine.from_checkpoint(path, config)
     load_s = time.perf_counter() - started
+    run_workload(engine, Workload(batch_size=1, input_len=prompt_len, output_len=1), seed=-1)
+    startup_s = seconds_since_start()
     model_config = engine.runner.model_config
     placement = place(model_config, config, engine.runner.options.device)
     weight_bytes = engine.runner.weight_bytes / model_config.num_parameters()
@@ -44,7 +55,8 @@ def load_engine(
     name = path.stem if path.is_file() else path.name
     print(
         f"{name}, {model_config.num_parameters() / 1e9:.3g} B parameters in {engine.runner.weight_bytes / 1e9:.2f} GB "
-        f"on {placement.device_name}, loaded in {load_s:.2f} s\n{describe_ceilings(ceilings)}",
+        f"on {placement.device_name}, loaded in {load_s:.2f} s, first token {startup_s:.2f} s after the "
+        f"start of the process\n{describe_ceilings(ceilings)}",
         file=sys.stderr,
         flush=True,
     )
@@ -59,6 +71,7 @@ def load_engine(
         "weight_bytes": engine.runner.weight_bytes,
         "cache_bytes": engine.runner.cache_bytes,
         "load_seconds": load_s,
+        "startup_seconds": startup_s,
         "ceilings": None if ceilings is None else asdict(ceilings),
     }
     return Loaded(name, engine, ModelCosts(model_config, placement, weight_bytes), ceilings, facts)
