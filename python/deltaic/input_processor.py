@@ -104,12 +104,17 @@ class InputProcessor:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         tokenizer = self._need_tokenizer("a prompt as text")
-        # A text far too long is refused before it costs seconds and memory.
-        if len(text) > _LONG_TEXT_CHARS and (num_tokens := tokenizer.min_num_tokens(text)) >= self._max_model_len:
-            raise self._too_long(f"at least {num_tokens}")
+        self.check_text(text)
         token_ids = tokenizer.encode(text, add_special_tokens)
         # The tokenizer may know tokens for which a cut-down model has no row.
         return self._check_token_ids(token_ids)
+
+    def check_text(self, text: str) -> None:
+        """Raise ValueError for a text far too long for the model, before it costs seconds and memory."""
+        if len(text) > _LONG_TEXT_CHARS:
+            num_tokens = self._need_tokenizer("a text").min_num_tokens(text)
+            if num_tokens >= self._max_model_len:
+                raise self._too_long(f"at least {num_tokens}")
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +36,35 @@ def running_server(llm: AsyncLLM, settings: ServerSettings | None = None) -> Ite
     """Serve on a free port of the loopback; yield the URL."""
     with listen("127.0.0.1", 0) as sock:
         yield from _serve(llm, settings, sock)
+
+
+@contextmanager
+def serve(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start `deltaic serve`; yield its process and URL once it listens. What it says on stderr is stderr.read()."""
+    command = [sys.executable, "-m", "deltaic", "serve", "--port", "0"]
+    if "--kv-cache-memory-bytes" not in args:
+        command += ["--kv-cache-memory-bytes", str(64 << 20)]
+    with subprocess.Popen([*command, *args], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            if line.startswith("max_model_len is "):  # what fits into a small cache
+                line = process.stderr.readline()
+            assert line.startswith("serving "), line
+            yield process, line.split(" at ")[1].strip().removesuffix("/v1")
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """Return the sum of a metric's samples with these labels; 0 where there is none."""
+    total = 0.0
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        found = re.fullmatch(r"deltaic:([a-z_0-9]+)(?:\{(.*)\})? (\S+)", line)
+        if found and found[1] == name and all(f'{key}="{value}"' in found[2] for key, value in labels.items()):
+            total += float(found[3])
+    return total
 
 
 def _serve(llm: AsyncLLM, settings: ServerSettings | None, sock: socket.socket) -> Iterator[str]:

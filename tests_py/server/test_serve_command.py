@@ -9,32 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from deltaic import cli
-from harness import SMALL, listen, running_server, until
+from harness import SMALL, listen, running_server, serve, until
 
-SERVE = [sys.executable, "-m", "deltaic", "serve", "--port", "0", "--kv-cache-memory-bytes", str(64 << 20)]
 LONG = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "n": 4}
-
-
-@contextmanager
-def serve(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a server; yield its process and URL once it listens."""
-    with subprocess.Popen([*SERVE, *args], stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            assert line.startswith("serving "), line
-            yield process, line.split(" at ")[1].strip().removesuffix("/v1")
-        finally:
-            if process.poll() is None:
-                process.kill()
 
 
 def stream(url: str, lines: list[str]) -> None:

@@ -12,7 +12,7 @@ from deltaic._core import __version__
 from deltaic.async_llm import AsyncLLM
 from deltaic.server.chat_completions import chat_completions_router
 from deltaic.server.completions import completions_router
-from deltaic.server.errors import add_error_handlers
+from deltaic.server.errors import ERROR_RESPONSES, add_error_handlers
 from deltaic.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware
 from deltaic.server.models import models_router
 from deltaic.server.page import page_router
@@ -35,7 +35,14 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
         yield
         await asyncio.to_thread(llm.shutdown, 0.5)
 
-    app = FastAPI(title="deltaic", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="deltaic",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=ERROR_RESPONSES,
+    )
     for make_router in (
         models_router,
         completions_router,

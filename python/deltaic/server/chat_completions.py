@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from deltaic.async_llm import OutputStream
 from deltaic.outputs import CompletionOutput
 from deltaic.server.chat_answer import AnswerReader, ChatInput, chat_input
-from deltaic.server.errors import client_errors
+from deltaic.server.errors import EVENT_STREAM, client_errors
 from deltaic.server.protocol import (
     CalledFunction,
     ChatChoice,
@@ -36,7 +36,7 @@ from deltaic.tokenizer import Tokenizer
 def chat_completions_router(serving: Serving) -> APIRouter:
     router = APIRouter(tags=["chat"])
 
-    @router.post("/v1/chat/completions", response_model=ChatCompletion)
+    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENT_STREAM)
     async def create_chat_completion(body: ChatCompletionBody, request: Request) -> Response:
         """Answer a conversation; with stream as server-sent events."""
         return await unless_disconnected(request, _answer(serving, body))

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from deltaic.async_llm import AsyncLLM, OutputStream
 from deltaic.input_processor import EngineInput, Prompt
 from deltaic.outputs import CompletionOutput, TokenLogprobs
-from deltaic.server.errors import client_errors
+from deltaic.server.errors import EVENT_STREAM, client_errors
 from deltaic.server.protocol import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
 from deltaic.server.responses import EventStream, unless_disconnected
 from deltaic.server.serving import Serving, TokenCounts, now, sampling_params
@@ -21,7 +21,7 @@ from deltaic.server.token_text import finite, token_name
 def completions_router(serving: Serving) -> APIRouter:
     router = APIRouter(tags=["completions"])
 
-    @router.post("/v1/completions", response_model=Completion)
+    @router.post("/v1/completions", response_model=Completion, responses=EVENT_STREAM)
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         """Continue one prompt or several; with stream as server-sent events."""
         return await unless_disconnected(request, _answer(serving, body))

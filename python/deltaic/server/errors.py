@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deltaic.async_llm import EngineStopped, QueueFull, RequestFailed
@@ -28,6 +29,39 @@ _TYPES = {
 }
 _FIELD = re.compile(r"([a-z_]+)(?:\[\d+\])*(?:\.[a-z_]+)*(?: key)?(?: must|:| is| has| needs| and)")
 _MAX_SHOWN_CHARS = 500
+_UNREADABLE = "There was an error parsing the body"  # what fastapi says
+
+
+class ErrorDetails(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """What every status from 400 on answers."""
+
+    error: ErrorDetails
+
+
+# For the OpenAPI schema.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text}
+    for status, text in {
+        400: "The request is wrong.",
+        401: "The API key is missing or wrong.",
+        404: "No such model or path.",
+        413: "The body is too large.",
+        422: "The model did not make the call that was asked for.",
+        429: "The queue is full.",
+        500: "The request failed.",
+        503: "The engine is stuck, dead or shut down.",
+    }.items()
+}
+EVENT_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer; with stream, server-sent events.", "content": {"text/event-stream": {}}}
+}
 
 
 class ApiError(Exception):
@@ -95,7 +129,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return ApiError(error.status_code, error.detail, headers=error.headers).to_response()
+        detail = error.detail
+        if error.status_code == 400 and detail == _UNREADABLE:
+            detail = (
+                "the body is no JSON that can be read: it is not UTF-8, nested too deeply, or has a number too long"
+            )
+        return ApiError(error.status_code, detail, headers=error.headers).to_response()
 
     for kind in (ApiError, QueueFull, EngineStopped, RequestFailed):
         app.add_exception_handler(kind, known)

@@ -15,6 +15,7 @@ from deltaic.outputs import RequestOutput
 _LABELS = ["model_name"]
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+_MOST_TOKENS = 1 << 31  # a client may ask for a number that is no float
 _COUNTS = (1, 2, 5, 10, 20)
 
 
@@ -99,7 +100,7 @@ class RequestObserver:
             metrics.n.observe(given.sampling_params.n)
             metrics.prompt_tokens.observe(len(given.prompt_token_ids))
             if given.sampling_params.max_tokens is not None:
-                metrics.max_tokens.observe(given.sampling_params.max_tokens)
+                metrics.max_tokens.observe(min(given.sampling_params.max_tokens, _MOST_TOKENS))
 
     def observe(self, index: int, output: RequestOutput) -> None:
         """Take an output of the prompt `index`."""

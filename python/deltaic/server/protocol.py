@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from deltaic import _core
 
-MAX_PROMPTS = 2048  # of one request
+# Of one request. Beyond these a body would be checked for seconds, and nothing else be done meanwhile.
+MAX_PROMPTS = 2048
 MAX_STOPS = 64
+MAX_ENTRIES = 10_000
+MAX_TOKEN_IDS = 1 << 20
 
 # Fields of other servers whose absence would change an answer silently, with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -39,8 +43,23 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Strings = Annotated[list[str], Field(fail_fast=True)]
+
+def _limit_entries(value: object) -> object:
+    """Refuse a large object before each of its entries is checked and found wrong."""
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise PydanticCustomError(
+            "too_long",
+            "Object should have at most {limit} entries, not {number}",
+            {"limit": MAX_ENTRIES, "number": len(value)},
+        )
+    return value
+
+
+TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+Strings = Annotated[list[str], Field(max_length=MAX_ENTRIES, fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(max_length=MAX_ENTRIES, fail_fast=True)]
+Numbers = Annotated[dict[str, float], BeforeValidator(_limit_entries)]
+Texts = Annotated[dict[str, str], BeforeValidator(_limit_entries)]
 
 
 class RequestBody(BaseModel):
@@ -72,7 +91,7 @@ class GenerationBody(RequestBody):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Numbers | None = None
     max_tokens: int | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
@@ -115,8 +134,8 @@ class CompletionBody(GenerationBody):
 class ChatOptions(RequestBody):
     """How messages become text."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects
+    tools: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -135,8 +154,8 @@ class TokenizeBody(RequestBody):
     """A prompt, or messages with the fields of ChatOptions."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from deltaic.async_llm import OutputStream
 from deltaic.server.chat_answer import AnswerReader, ChatInput, chat_input
-from deltaic.server.errors import client_errors, to_api_error
+from deltaic.server.errors import EVENT_STREAM, client_errors, to_api_error
 from deltaic.server.responses import EventStream, unless_disconnected
 from deltaic.server.responses_output import Event, ResponseOutput
 from deltaic.server.responses_protocol import ResponseObject, ResponsesBody
@@ -21,7 +21,7 @@ from deltaic.server.serving import Serving, TokenCounts, now
 def responses_router(serving: Serving) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
-    @router.post("/v1/responses", response_model=ResponseObject)
+    @router.post("/v1/responses", response_model=ResponseObject, responses=EVENT_STREAM)
     async def create_response(body: ResponsesBody, request: Request) -> Response:
         """Answer a conversation with items; with stream as server-sent events. Nothing is stored."""
         return await unless_disconnected(request, _answer(serving, body))

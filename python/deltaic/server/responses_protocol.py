@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from deltaic import _core
-from deltaic.server.protocol import ChatCompletionBody, GenerationBody
+from deltaic.server.protocol import ChatCompletionBody, GenerationBody, Objects, Strings, Texts
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 # Their absence changes nothing: reasoning comes as plain text in any case.
@@ -18,17 +18,17 @@ _HARMLESS_INCLUDES = ("reasoning.encrypted_content",)
 class ResponsesBody(GenerationBody):
     """Fields that are not OpenAI's are those of chat completions."""
 
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
-    include: list[str] | None = None
-    metadata: dict[str, str] | None = None
+    include: Strings | None = None
+    metadata: Texts | None = None
     background: bool | None = None
     store: bool | None = None
     top_logprobs: int | None = None

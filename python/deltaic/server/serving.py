@@ -60,17 +60,17 @@ class Serving:
         self, stream: OutputStream, inputs: Sequence[EngineInput]
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Yield the outputs, counting them; abort what has not ended when the generator is closed."""
-        observer = self.metrics.observer(inputs)
-        try:
-            async with stream:
+        async with stream:
+            observer = self.metrics.observer(inputs)
+            try:
                 async for index, output in stream:
                     observer.observe(index, output)
                     yield index, output
-        except Exception:
-            observer.end("error")
-            raise
-        finally:
-            observer.end("abort")
+            except Exception:
+                observer.end("error")
+                raise
+            finally:
+                observer.end("abort")
 
 
 def now() -> int:

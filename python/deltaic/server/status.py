@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from deltaic._core import __version__
@@ -28,7 +29,7 @@ def status_router(serving: Serving) -> APIRouter:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return figures in Prometheus' text format."""
         return Response(serving.metrics.render(), media_type=CONTENT_TYPE_LATEST)

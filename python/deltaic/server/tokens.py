@@ -42,6 +42,7 @@ def _tokenize(serving: Serving, body: TokenizeBody) -> Tokens:
     text, special = body.prompt, body.add_special_tokens is not False
     if text is None:
         text, special = render(serving.llm, body), body.add_special_tokens is True
+    serving.llm.inputs.check_text(text)
     token_ids = tokenizer.encode(text, special)
     return Tokens(
         count=len(token_ids),
