@@ -9,7 +9,7 @@ _CHUNK_TOKENS = 64
 _KEY_TILE_BYTES = 2 * 64 * 128 * 2  # of a chunk and key head in the chunked delta rule: keys and queries
 _VALUE_TILE_BYTES = 2 * 64 * 128 * 2 + 64 * 64 * 2 + 2 * 64 * 4  # and of a value head: two matrices, scores, decays
 _MAX_KEY_SPLITS = 64  # of a request in decode attention
-_SAMPLER_BYTES_PER_SCORE = 8  # of a request and a word of the vocabulary: the logit, and the count for penalties
+_SAMPLER_BYTES_PER_SCORE = 16  # of a request and a word of the vocabulary: the logit, its copy, two counts
 
 
 def activation_bytes(
@@ -24,8 +24,14 @@ def activation_bytes(
 
 
 def sampler_bytes(model: _core.ModelConfig, placement: Placement, num_seqs: int) -> int:
-    """Return the bytes of logits and, on a GPU, of the counts that penalties need."""
+    """Return the bytes of logits and, on a GPU, the most that requests with penalties and logprobs need."""
     return num_seqs * model.vocab_size * (_SAMPLER_BYTES_PER_SCORE if placement.is_cuda else 4)
+
+
+def metadata_bytes(placement: Placement, num_tokens: int, num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Return the bytes of block tables and of what a step says of its tokens, twice on a GPU."""
+    row_bytes = -(-max_model_len // block_size) * 4 + 64
+    return (num_seqs * row_bytes + num_tokens * 32) * (2 if placement.is_cuda else 1)
 
 
 def _full_attention_bytes(

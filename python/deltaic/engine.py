@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from deltaic import _core
 from deltaic.device import place
 from deltaic.engine_config import EngineConfig
-from deltaic.memory_plan import plan_memory
+from deltaic.memory_plan import MemoryPlan, plan_memory
 from deltaic.request import EngineOutput, Request
 from deltaic.scheduler import Scheduler
 from deltaic.scheduler_config import SchedulerConfig
@@ -57,8 +57,10 @@ class Engine:
         *,
         vocab_size: int,
         async_scheduling: bool = True,
+        memory_plan: MemoryPlan | None = None,
     ) -> None:
         self.runner = runner
+        self.memory_plan = memory_plan
         self.scheduler_config = scheduler_config
         self.vocab_size = vocab_size
         self.async_scheduling = async_scheduling
@@ -102,7 +104,14 @@ class Engine:
                 enable_prefix_caching=config.enable_prefix_caching,
             )
         )
-        return cls(runner, cache, sizes, vocab_size=model.vocab_size, async_scheduling=config.async_scheduling)
+        return cls(
+            runner,
+            cache,
+            sizes,
+            vocab_size=model.vocab_size,
+            async_scheduling=config.async_scheduling,
+            memory_plan=plan,
+        )
 
     # ---- requests -------------------------------------------------------------------------------------------------
 

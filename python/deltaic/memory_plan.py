@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deltaic import _core
 from deltaic.device import DTYPE_BYTES, Placement, place
-from deltaic.device_buffers import activation_bytes, sampler_bytes
+from deltaic.device_buffers import activation_bytes, metadata_bytes, sampler_bytes
 from deltaic.engine_config import EngineConfig
 from deltaic.scheduler_config import SchedulerConfig
 
@@ -80,7 +80,7 @@ def plan_memory(
     placement = placement or place(model, config)
     memory = memory or device_memory(placement)
     if weight_bytes is None:
-        weight_bytes = model.num_parameters() * DTYPE_BYTES[placement.dtype]
+        weight_bytes = model.num_parameters() * DTYPE_BYTES[_matrix_dtype(model, placement)]
     budget = _Budget(model, config, placement, memory, weight_bytes)
     options = _core.MemoryPlanOptions(
         memory_bytes=budget.cache_bytes(),
@@ -122,6 +122,11 @@ def plan_memory(
     )
 
 
+def _matrix_dtype(model: _core.ModelConfig, placement: Placement) -> _core.DType:
+    """Return the type of matrices: the CPU keeps bf16 as it is stored."""
+    return _core.DType.bf16 if not placement.is_cuda and model.dtype == _core.DType.bf16 else placement.dtype
+
+
 class _Budget:
     """What is there for caches."""
 
@@ -143,17 +148,24 @@ class _Budget:
         self.graph_bytes = GRAPH_BYTES if placement.is_cuda else 0
 
     def activation_bytes(self, num_tokens: int, num_seqs: int, max_model_len: int) -> int:
-        return activation_bytes(self._model, self._placement, num_tokens, num_seqs, max_model_len) + sampler_bytes(
-            self._model, self._placement, num_seqs
+        model, placement = self._model, self._placement
+        return (
+            activation_bytes(model, placement, num_tokens, num_seqs, max_model_len)
+            + sampler_bytes(model, placement, num_seqs)
+            + metadata_bytes(placement, num_tokens, num_seqs, max_model_len, self._config.block_size)
         )
 
     def cache_bytes(self) -> int:
         """Return the bytes for caches: what the user set, else what weights and activations leave."""
         config = self._config
         if not self._placement.is_cuda:
-            if config.kv_cache_memory_bytes is not None:
-                return config.kv_cache_memory_bytes
-            return min(MAX_DEFAULT_CACHE_BYTES, self.usable_bytes // 4)
+            caches = config.kv_cache_memory_bytes or min(MAX_DEFAULT_CACHE_BYTES, self.usable_bytes // 4)
+            if config.load_format == "dummy" and self._weight_bytes + caches > self.usable_bytes:
+                raise MemoryError(
+                    f"random weights take {gigabytes(self._weight_bytes)} and the caches {gigabytes(caches)}, the "
+                    f"machine has {gigabytes(self.usable_bytes)} left: use a smaller model"
+                )
+            return caches
         max_model_len = config.max_model_len or self._model.max_position_embeddings
         activations = self.activation_bytes(self.max_num_batched_tokens, self._max_num_seqs, max_model_len)
         left = self.usable_bytes - self._weight_bytes - activations - self.graph_bytes

@@ -337,3 +337,17 @@ TEST_CASE("dummy weights need no tensors, and are the same every time") {
   };
   CHECK(generate() == generate());
 }
+
+TEST_CASE("dummy weights on the CPU are as large as the checkpoint that the config describes") {
+  TinyModel model = tiny_qwen3_5();
+  RunnerOptions options = small_options();
+  options.device = {};
+  options.dummy_weights = true;
+  const auto weight_bytes = [&](DType dtype) {
+    model.config.dtype = dtype;
+    return ModelRunner(model.config, TensorMap{}, cache_config(model.config), options).weight_bytes();
+  };
+  const std::int64_t half = weight_bytes(DType::bf16), full = weight_bytes(DType::f32);
+  CHECK(half < full);
+  CHECK(full < 2 * half);  // vectors are f32
+}

@@ -19,20 +19,24 @@ from deltaic.bench.throughput import bound_seconds, random_requests, run_request
 from deltaic.device import place
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
+from deltaic.memory_plan import DeviceMemory, plan_memory
 from deltaic.model_costs import ModelCosts
-from tiny_model import write_checkpoint
+from tiny_model import TINY
 
 BOUND = ("--bandwidth", "10", "--flops", "0.1")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", with_tokenizer=False)
+    """A config.json alone, under another name."""
+    path = tmp_path_factory.mktemp("config") / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    return path
 
 
 def make_engine(path: Path, **options: Any) -> Engine:
     given: dict[str, Any] = {"max_model_len": 200, "max_num_seqs": 8, "enable_prefix_caching": False} | options
-    return Engine.from_checkpoint(path, EngineConfig(device="cpu", **given))
+    return Engine.from_checkpoint(path, EngineConfig(device="cpu", load_format="dummy", **given))
 
 
 # ---- a workload ------------------------------------------------------------------------------------------------------
@@ -138,8 +142,8 @@ def test_ceilings_of_the_cpu_are_measured_and_can_be_given(model: Path, monkeypa
     monkeypatch.setattr(_core, "measure_cpu_ceilings", lambda _: (20e9, 0.1e12))
     placement = place(_core.load_model_config(model), EngineConfig(device="cpu"))
     assert find_ceilings(placement) == Ceilings(20e9, 0.1e12, "measured now")
-    assert find_ceilings(placement, gigabytes=10, teraflops=0.5) == Ceilings(10e9, 0.5e12, "given")
-    found = find_ceilings(placement, teraflops=0.5)
+    assert find_ceilings(placement, bandwidth=10, flops=0.5) == Ceilings(10e9, 0.5e12, "given")
+    found = find_ceilings(placement, flops=0.5)
     assert found == Ceilings(20e9, 0.5e12, "given and measured now")
     assert describe_ceilings(found) == "bound: 20.0 GB/s, 0.50 TFLOP/s (given and measured now)"
     assert "--bandwidth" in describe_ceilings(None)
@@ -154,8 +158,8 @@ def test_ceilings_of_a_gpu_are_those_of_its_name(model: Path, monkeypatch: pytes
     assert (found.bytes_per_second, found.flops_per_second) == (4.3e12, 803e12)
     names[1] = "NVIDIA Unknown"
     assert find_ceilings(placement) is None
-    assert find_ceilings(placement, gigabytes=1) is None
-    assert find_ceilings(placement, gigabytes=1, teraflops=2) == Ceilings(1e9, 2e12, "given")
+    assert find_ceilings(placement, bandwidth=1) is None
+    assert find_ceilings(placement, bandwidth=1, flops=2) == Ceilings(1e9, 2e12, "given")
 
 
 # ---- throughput ------------------------------------------------------------------------------------------------------
@@ -183,6 +187,41 @@ def test_bound_of_a_throughput_grows_with_work_and_falls_with_batches(model: Pat
     assert bound_seconds(requests * 2, 16, costs, ceilings) == pytest.approx(2 * bounds[2])
 
 
+def test_what_is_said_of_a_gpu(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine of the CPU stands in for one on a GPU, of which there need be none."""
+    from deltaic.bench import loading
+
+    gpu = _core.Device(_core.DeviceType.cuda, 0)
+    engine = make_engine(model)
+    shapes = engine.runner.model_config
+    before, after = DeviceMemory(20 * 10**9, 10 * 10**9), (4 * 10**9, 20 * 10**9)
+    config = EngineConfig(device="cuda", load_format="dummy", kv_cache_memory_bytes=10**9)
+    engine.memory_plan = plan_memory(shapes, config, placement=place(shapes, config, gpu), memory=before)
+    engine.runner = Stand(engine.runner, options=SimpleNamespace(device=gpu))  # type: ignore[assignment]
+    monkeypatch.setattr(loading.Engine, "from_checkpoint", lambda *_: engine)
+    monkeypatch.setattr(_core, "device_memory", lambda _: after)
+    monkeypatch.setattr(_core, "device_name", lambda _: "NVIDIA H200")
+    loaded = loading.load_engine(str(model), config, 8)
+    err = capsys.readouterr().err
+    assert re.search(r"device memory: 6\.00 GB taken, 1\.\d+ GB planned, 4\.00 GB free of 20\.00 GB", err)
+    assert "bound: 4,300.0 GB/s, 803.00 TFLOP/s (measured on an NVIDIA H200)" in err
+    assert (loaded.facts["device"], loaded.facts["dtype"]) == ("cuda:0", "bf16")
+    assert loaded.facts["device_memory"]["taken"] == 6 * 10**9
+
+
+class Stand:
+    """Something with a few attributes of its own and those of what it stands for."""
+
+    def __init__(self, behind: object, **attributes: object) -> None:
+        self._behind = behind
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
+
+
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +230,7 @@ def test_latency_command_measures_several_batches_in_one_process(
 ) -> None:
     code = cli.run(
         [
-            *("bench", "latency", "--model", str(model), "--device", "cpu"),
+            *("bench", "latency", "--model", str(model), "--load-format", "dummy", "--device", "cpu"),
             *("--batch-size", "1", "4", "8", "--input-len", "16", "32", "--output-len", "4", *BOUND),
             *("--num-iters", "2", "--num-iters-warmup", "1", "--output-json", str(tmp_path / "out" / "r.json")),
             *("--plot", str(tmp_path / "plot.png")),
@@ -210,7 +249,7 @@ def test_latency_command_measures_several_batches_in_one_process(
         (b, n) for n in (16, 32) for b in (1, 4, 8)
     ]
     assert all(r["num_steps"] == 2 * 3 and len(r["latencies"]) == 2 for r in saved["results"])
-    assert (saved["device"], saved["load_format"], saved["startup_seconds"] > 0) == ("cpu", "auto", True)
+    assert (saved["device"], saved["load_format"], saved["startup_seconds"] > 0) == ("cpu", "dummy", True)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -223,7 +262,7 @@ def test_latency_command_runs_the_bundled_model(capsys: pytest.CaptureFixture[st
 def test_throughput_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = cli.run(
         [
-            *("bench", "throughput", "--model", str(model), "--device", "cpu"),
+            *("bench", "throughput", "--model", str(model), "--load-format", "dummy", "--device", "cpu"),
             *("--num-prompts", "12", "--input-len", "20", "--output-len", "5", "--random-range-ratio", "0.4"),
             *(*BOUND, "--output-json", str(tmp_path / "t.json")),
         ]

@@ -70,6 +70,12 @@ struct Engine {
 
 constexpr std::uint64_t kDummySeed = 0;
 
+// Dummy weights of the CPU have the dtype that a checkpoint of the model would have, as far as there are such.
+WeightPlacement placement_of(const ModelConfig& model, const RunnerOptions& options) {
+  const bool is_bf16 = options.dummy_weights && options.device.type == DeviceType::cpu && model.dtype == DType::bf16;
+  return {.device = options.device, .dtype = is_bf16 ? DType::bf16 : options.dtype};
+}
+
 using MakeWeights = std::function<std::shared_ptr<const DecoderWeights>(const ModelConfig&, WeightPlacement)>;
 
 }  // namespace
@@ -82,7 +88,7 @@ struct ModelRunner::Impl {
         options(runner_options),
         groups(resolve_cache_groups(model, kv_cache, options)),
         engine(options),
-        weights(make_weights(model, {.device = options.device, .dtype = options.dtype})),
+        weights(make_weights(model, placement_of(model, options))),
         caches(model, groups, kv_cache.num_blocks, options),
         planner(groups, options, kv_cache.num_blocks, model.vocab_size),
         executor(make_executor()) {}

@@ -22,23 +22,23 @@ GPU_CEILINGS = {"NVIDIA H200": Ceilings(4.3e12, 803e12, "measured on an NVIDIA H
 
 
 def find_ceilings(
-    placement: Placement, *, gigabytes: float | None = None, teraflops: float | None = None, num_threads: int = 0
+    placement: Placement, *, bandwidth: float | None = None, flops: float | None = None, num_threads: int = 0
 ) -> Ceilings | None:
     """Return the ceilings of a device: those given (GB/s, TFLOP/s), else measured now (CPU) or known (GPU).
 
     None for a GPU that nobody has measured. Takes some seconds on the CPU.
     """
-    if gigabytes is not None and teraflops is not None:
-        return Ceilings(gigabytes * 1e9, teraflops * 1e12, "given")
+    if bandwidth is not None and flops is not None:
+        return Ceilings(bandwidth * 1e9, flops * 1e12, "given")
     if placement.is_cuda:
         found = GPU_CEILINGS.get(_core.device_name(placement.device))
     else:
         found = Ceilings(*_core.measure_cpu_ceilings(num_threads), "measured now")
-    if found is None or (gigabytes is None and teraflops is None):
+    if found is None or (bandwidth is None and flops is None):
         return found
     return Ceilings(
-        found.bytes_per_second if gigabytes is None else gigabytes * 1e9,
-        found.flops_per_second if teraflops is None else teraflops * 1e12,
+        found.bytes_per_second if bandwidth is None else bandwidth * 1e9,
+        found.flops_per_second if flops is None else flops * 1e12,
         f"given and {found.source}",
     )
 

@@ -124,7 +124,7 @@ def latency(
             enable_prefix_caching=enable_prefix_caching,
             num_threads=num_threads,
         )
-    loaded = load_engine(model, config, input_len[0], gigabytes=bandwidth, teraflops=flops)
+    loaded = load_engine(model, config, input_len[0], bandwidth=bandwidth, flops=flops)
     results = []
     for workload in workloads:
         samples = []
@@ -192,7 +192,7 @@ def throughput(
             enable_prefix_caching=enable_prefix_caching,
             num_threads=num_threads,
         )
-    loaded = load_engine(model, config, requests[0].prompt_len, gigabytes=bandwidth, teraflops=flops)
+    loaded = load_engine(model, config, requests[0].prompt_len, bandwidth=bandwidth, flops=flops)
     bench.run_requests(loaded.engine, requests[:num_warmups], seed=seed + 1)
     with ProgressBar(len(requests), None, "requests") as bar:
         result = bench.run_requests(loaded.engine, requests, seed, bar.advance)

@@ -16,6 +16,7 @@ from deltaic.checkpoint import resolve_model
 from deltaic.device import place
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
+from deltaic.memory_plan import device_memory, gigabytes
 from deltaic.model_costs import ModelCosts
 
 
@@ -35,12 +36,12 @@ def load_engine(
     config: EngineConfig,
     prompt_len: int,
     *,
-    gigabytes: float | None = None,
-    teraflops: float | None = None,
+    bandwidth: float | None = None,
+    flops: float | None = None,
 ) -> Loaded:
     """Load a model, answer a prompt of random tokens with one, and say on stderr how long that took.
 
-    gigabytes and teraflops a second replace the ceilings.
+    bandwidth (GB/s) and flops (TFLOP/s) replace the ceilings.
     """
     path = resolve_model(model, config.load_format)
     started = time.perf_counter()
@@ -51,7 +52,7 @@ def load_engine(
     model_config = engine.runner.model_config
     placement = place(model_config, config, engine.runner.options.device)
     weight_bytes = engine.runner.weight_bytes / model_config.num_parameters()
-    ceilings = find_ceilings(placement, gigabytes=gigabytes, teraflops=teraflops, num_threads=config.num_threads)
+    ceilings = find_ceilings(placement, bandwidth=bandwidth, flops=flops, num_threads=config.num_threads)
     name = path.stem if path.is_file() else path.name
     print(
         f"{name}, {model_config.num_parameters() / 1e9:.3g} B parameters in {engine.runner.weight_bytes / 1e9:.2f} GB "
@@ -60,6 +61,11 @@ def load_engine(
         file=sys.stderr,
         flush=True,
     )
+    memory = _memory_facts(engine)
+    if memory:
+        shown = {name: gigabytes(num_bytes) for name, num_bytes in memory.items()}
+        line = f"device memory: {shown['taken']} taken, {shown['planned']} planned, {shown['free']} free of "
+        print(line + shown["total"], file=sys.stderr, flush=True)
     facts = {
         "deltaic_version": __version__,
         "model_id": str(model or name),
@@ -72,9 +78,24 @@ def load_engine(
         "cache_bytes": engine.runner.cache_bytes,
         "load_seconds": load_s,
         "startup_seconds": startup_s,
+        "device_memory": memory,
         "ceilings": None if ceilings is None else asdict(ceilings),
     }
     return Loaded(name, engine, ModelCosts(model_config, placement, weight_bytes), ceilings, facts)
+
+
+def _memory_facts(engine: Engine) -> dict[str, int]:
+    """Return what an engine has taken of its GPU's memory and was planned to take, in bytes; {} on the CPU."""
+    plan = engine.memory_plan
+    if plan is None or not plan.placement.is_cuda:
+        return {}
+    now = device_memory(plan.placement)
+    return {
+        "taken": plan.memory.free_bytes - now.free_bytes,
+        "planned": plan.usable_bytes - plan.left_bytes,
+        "free": now.free_bytes,
+        "total": now.total_bytes,
+    }
 
 
 def model_positions(model: str | None, load_format: str) -> int:
