@@ -51,7 +51,7 @@ if step configure cmake --preset cuda -DDELTAIC_PYTHON=ON -DPython_EXECUTABLE="$
     step pytest env PYTHONPATH=python python3 -m pytest tests_py -p no:cacheprovider
   fi
   if [ -n "$sanitize" ]; then
-    programs=(test_state_copy test_attention_kernels test_gdn_mixer)
+    programs=(test_state_copy test_attention_kernels test_gdn_mixer test_device_sampler)
     [ -n "$only" ] && programs=("$only")
     for tool in memcheck racecheck initcheck; do
       for program in "${programs[@]}"; do

@@ -87,12 +87,12 @@ void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda(
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
 Buffer upload_state_copy_tables(const ops::StateCopyPlan&) { no_cuda("state copies"); }
 std::shared_ptr<SamplerState> make_sampler_state(int, int, const ops::Context&) { no_cuda("the device sampler"); }
-void set_sampler_slot(ops::Stream, SamplerState&, int, const ops::PackedSlot&, std::span<const std::int32_t>,
+void set_sampler_slot(SamplerState&, int, const ops::PackedSlot&, std::span<const std::int32_t>,
                       std::span<const std::int32_t>) {
   no_cuda("the device sampler");
 }
-void clear_sampler_slot(ops::Stream, SamplerState&, int) { no_cuda("the device sampler"); }
-void sample(ops::Stream, SamplerState&, const ops::DeviceSampler::Args&) { no_cuda("the device sampler"); }
+void clear_sampler_slot(SamplerState&, int) { no_cuda("the device sampler"); }
+void sample(SamplerState&, const ops::DeviceSampler::Args&) { no_cuda("the device sampler"); }
 void copy_states(ops::Stream, const ops::StateCopyPlan&, const ops::StateCopyArgs&) { no_cuda("state copies"); }
 
 }  // namespace deltaic::cuda

@@ -43,13 +43,13 @@ void DeviceSampler::set_request(int slot, const SamplingParams& params, std::spa
   if (!gives_logprobs(params)) packed.record.num_logprobs = -1;
   // Prompt tokens count for the repetition penalty alone.
   if (params.repetition_penalty == 1.0F) prompt_token_ids = {};
-  cuda::set_sampler_slot(ctx_.stream, *state_, slot, packed, prompt_token_ids, output_token_ids);
+  cuda::set_sampler_slot(*state_, slot, packed, prompt_token_ids, output_token_ids);
 }
 
 void DeviceSampler::release(int slot) {
   DELTAIC_CHECK(slot >= 0 && slot < max_num_slots_, "slot ", slot, " of the device sampler is outside [0, ",
                 max_num_slots_, ")");
-  cuda::clear_sampler_slot(ctx_.stream, *state_, slot);
+  cuda::clear_sampler_slot(*state_, slot);
 }
 
 void DeviceSampler::sample(const Args& args) {
@@ -73,7 +73,7 @@ void DeviceSampler::sample(const Args& args) {
     check_contiguous(kOp, "ranks", args.ranks, ctx_, {DType::i32}, {num_rows});
   }
   if (num_rows == 0) return;
-  cuda::sample(ctx_.stream, *state_, args);
+  cuda::sample(*state_, args);
 }
 
 }  // namespace deltaic::ops

@@ -96,10 +96,10 @@ struct PackedSlot;  // sampler_slot.h
 
 namespace cuda {
 std::shared_ptr<SamplerState> make_sampler_state(int vocab_size, int max_num_slots, const ops::Context& ctx);
-void set_sampler_slot(ops::Stream stream, SamplerState& state, int slot, const ops::PackedSlot& packed,
+void set_sampler_slot(SamplerState& state, int slot, const ops::PackedSlot& packed,
                       std::span<const std::int32_t> prompt_token_ids, std::span<const std::int32_t> output_token_ids);
-void clear_sampler_slot(ops::Stream stream, SamplerState& state, int slot);
-void sample(ops::Stream stream, SamplerState& state, const ops::DeviceSampler::Args& args);
+void clear_sampler_slot(SamplerState& state, int slot);
+void sample(SamplerState& state, const ops::DeviceSampler::Args& args);
 }  // namespace cuda
 
 }  // namespace deltaic

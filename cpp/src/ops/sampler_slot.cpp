@@ -84,7 +84,7 @@ PackedSlot pack_slot(const SamplingParams& params, int vocab_size, std::span<con
     start += static_cast<std::int32_t>(word.size());
     record.history_size = std::max(record.history_size, static_cast<std::int32_t>(word.size()) - 1);
   }
-  pack.add(start);
+  if (start > 0) pack.add(start);
   record.word_tokens_at = pack.end();
   for (const std::vector<int>& word : params.bad_words)
     for (const int id : word) pack.add_id("bad_words", id);
