@@ -49,13 +49,15 @@ if step configure cmake --preset cuda -DDELTAIC_PYTHON=ON -DPython_EXECUTABLE="$
     step ctest ctest --preset cuda
     cp "$build"/python/bindings/_core*.so python/deltaic/
     step pytest env PYTHONPATH=python python3 -m pytest tests_py -p no:cacheprovider
+    step pytest-cuda env PYTHONPATH=python DELTAIC_TEST_DEVICE=cuda python3 -m pytest -p no:cacheprovider \
+      tests_py/test_parity.py tests_py/test_invariance.py tests_py/test_engine_end_to_end.py
   fi
   if [ -n "$sanitize" ]; then
-    programs=(test_state_copy test_attention_kernels test_gdn_mixer test_device_sampler)
+    programs=(test_state_copy test_attention_kernels test_gdn_mixer test_device_sampler test_runner)
     [ -n "$only" ] && programs=("$only")
     for tool in memcheck racecheck initcheck; do
       for program in "${programs[@]}"; do
-        step "$tool-$program" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+        step "$tool-$program" env DELTAIC_TEST_DEVICE=cuda compute-sanitizer --tool "$tool" --error-exitcode 1 \
           "$build/tests_cpp/$program" --test-case='*[sanitizer]*'
       done
     done
@@ -64,7 +66,7 @@ if step configure cmake --preset cuda -DDELTAIC_PYTHON=ON -DPython_EXECUTABLE="$
 fi
 
 for bench in "${benches[@]}"; do [ -e "$logs/$bench.log" ] && cat "$logs/$bench.log"; done
-for log in "$logs"/{pytest,"$only",memcheck-*,racecheck-*,initcheck-*}.log; do [ -e "$log" ] && tail -n 3 "$log"; done
+for log in "$logs"/{pytest,pytest-cuda,"$only",memcheck-*,racecheck-*,initcheck-*}.log; do [ -e "$log" ] && tail -n 3 "$log"; done
 echo "== $(git rev-parse --short HEAD 2>/dev/null) on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null)"
 printf '%s\n' "${results[@]}"
 exit $failed

@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 from deltaic import _core
+from device import CORE_DEVICE
 
 MAX_MODEL_LEN = 256
 BLOCK_SIZE = 16
 
 
 def make_runner(checkpoint: Path, max_num_reqs: int = 8) -> Any:
-    """Make a CPU runner whose caches start full of NaN, with room for max_num_reqs requests of MAX_MODEL_LEN tokens."""
+    """Make an f32 runner whose caches start full of NaN, for max_num_reqs requests of MAX_MODEL_LEN tokens."""
     plan = _core.MemoryPlanOptions(max_model_len=MAX_MODEL_LEN, max_num_seqs=max_num_reqs, block_size=BLOCK_SIZE)
     kv_cache = _core.make_kv_cache_groups(_core.load_model_config(checkpoint), plan)
     kv_cache.num_blocks = 1 + max_num_reqs * MAX_MODEL_LEN // BLOCK_SIZE
     options = _core.RunnerOptions(
+        device=CORE_DEVICE,
         max_num_reqs=max_num_reqs,
         max_model_len=MAX_MODEL_LEN,
         max_num_batched_tokens=max_num_reqs * MAX_MODEL_LEN,

@@ -15,12 +15,19 @@ from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
 from deltaic.request import EngineOutput
 from deltaic.sampling_params import SamplingParams
+from device import DEVICE
 
 CHECKPOINT = Path(__file__).parent / "data" / "parity" / "qwen3_5" / "fp32"
 
 
 def make_engine(**config: Any) -> Engine:
-    defaults: dict[str, Any] = {"kv_cache_memory_bytes": 128 << 20, "num_threads": 2, "poison_caches": True}
+    defaults: dict[str, Any] = {
+        "kv_cache_memory_bytes": 128 << 20,
+        "num_threads": 2,
+        "poison_caches": True,
+        "device": DEVICE,
+        "dtype": "float32",
+    }
     return Engine.from_checkpoint(CHECKPOINT, EngineConfig(**{**defaults, **config}))
 
 
@@ -121,7 +128,8 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(tmp_path: Path, async
     weights.write_bytes(data)
 
     engine = Engine.from_checkpoint(
-        tmp_path / "model", EngineConfig(kv_cache_memory_bytes=64 << 20, async_scheduling=async_scheduling)
+        tmp_path / "model",
+        EngineConfig(kv_cache_memory_bytes=64 << 20, async_scheduling=async_scheduling, device=DEVICE, dtype="float32"),
     )
     good = [token for token in random_prompt(40) if token != 5]
     engine.add_request("alone", good, greedy(max_tokens=8))

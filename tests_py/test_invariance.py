@@ -1,7 +1,7 @@
 """The same tokens, whatever else is in the batch and however the work is cut, with caches full of NaN at start-up.
 
-On the CPU "the same" is exact. The reference runs each request alone: one request at a time, whole prompts, no prefix
-cache, no scheduling ahead.
+On the CPU "the same" is exact, and on CUDA in f32. The reference runs each request alone: one request at a time, whole
+prompts, no prefix cache, no scheduling ahead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
 from deltaic.sampling_params import SamplingParams
+from device import DEVICE
 
 PARITY = Path(__file__).parent / "data" / "parity"
 # A dense hybrid, a mixture of experts with both kinds of layers, and full attention alone.
@@ -54,6 +55,8 @@ def make_engine(path: Path, **config: Any) -> Engine:
         "mamba_block_size": 16,
         "num_threads": 2,
         "poison_caches": True,
+        "device": DEVICE,
+        "dtype": "float32",  # in 16 bits what a request gives depends on the batch, as libraries choose kernels by it
     }
     return Engine.from_checkpoint(path, EngineConfig(**{**defaults, **config}))
 
@@ -300,7 +303,8 @@ def generate(engine: Engine, prompt: tuple[int, ...], max_tokens: int) -> tuple[
 
 
 def make_chat_engine(path: Path, **config: Any) -> Engine:
-    return Engine.from_checkpoint(path, EngineConfig(kv_cache_memory_bytes=256 << 20, poison_caches=True, **config))
+    defaults = {"kv_cache_memory_bytes": 256 << 20, "poison_caches": True, "device": DEVICE, "dtype": "float32"}
+    return Engine.from_checkpoint(path, EngineConfig(**{**defaults, **config}))
 
 
 def test_a_second_chat_turn_computes_what_is_new_and_at_most_one_mamba_block(default_model: Path) -> None:

@@ -1,4 +1,4 @@
-"""The CPU engine against goldens that transformers computed in float32, for every checkpoint and every layout."""
+"""The engine against goldens that transformers computed in float32, for every checkpoint and every layout."""
 
 from __future__ import annotations
 

@@ -87,6 +87,9 @@ void check_options(const RunnerOptions& options, const KVCacheConfig& kv_cache) 
   DELTAIC_CHECK(is_cache_dtype(options.dtype), "dtype is ", name(options.dtype), ", f32, f16 or bf16 is needed");
   const bool is_cpu = options.device.type == DeviceType::cpu;
   DELTAIC_CHECK(!is_cpu || options.dtype == DType::f32, "dtype is ", name(options.dtype), ", the CPU computes in f32");
+  constexpr int kMaxDecodes = 1024;  // of one launch of paged attention
+  DELTAIC_CHECK(is_cpu || options.max_num_reqs <= kMaxDecodes, "max_num_reqs is ", options.max_num_reqs,
+                ", on CUDA at most ", kMaxDecodes, " requests run at once");
   if (!is_cpu && options.num_speculative_tokens > 0)
     throw Unsupported(detail::concat("num_speculative_tokens is ", options.num_speculative_tokens,
                                      "; drafts are supported on the CPU only"));
