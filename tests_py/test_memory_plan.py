@@ -260,6 +260,21 @@ def test_caches_that_the_user_set_must_fit_beside_the_weights() -> None:
         plan_for_gpu("qwen3_5_4b", 80 * GIB, kv_cache_memory_bytes=70 * GIB)
 
 
+def test_memory_that_runs_out_in_spite_of_the_plan_is_told_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise _core.OutOfMemory("cudaMalloc of 5 bytes failed")
+
+    monkeypatch.setattr(_core, "ModelRunner", refuse)
+    config = EngineConfig(device="cpu", num_blocks=100, max_model_len=512, max_num_seqs=4)
+    message = (
+        r"cudaMalloc of 5 bytes failed \(planned: [0-9.]+ GB free of [0-9.]+ GB on cpu, [0-9.]+ GB for weights, .*: "
+        r"lower kv_cache_memory_bytes\)"
+    )
+    with pytest.raises(MemoryError, match=message):
+        Engine.from_checkpoint(PARITY / "qwen3_5" / "fp32", config)
+    assert "for caches: lower gpu_memory_utilization or" in plan_for_gpu("qwen3_5_4b", 80 * GIB).describe()
+
+
 def test_an_attention_model_has_no_states_on_a_gpu() -> None:
     plan = plan_for_gpu("qwen3_8b", 80 * GIB)
     assert (plan.kv_cache.num_snapshot_slots, plan.sizes.max_num_seqs) == (0, 256)

@@ -30,6 +30,9 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one reques
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Most requests that run at once.")]
 MaxBatchedTokens = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="Most tokens of one step.")]
 CacheBytes = Annotated[int | None, typer.Option("--kv-cache-memory-bytes", help="Memory for all caches.")]
+SpeculativeTokens = Annotated[
+    str, typer.Option(help="Tokens that the model's draft module guesses a step: a number, or auto for what pays.")
+]
 NumThreads = Annotated[int, typer.Option(help="CPU threads; 0: all that this process may use.")]
 System = Annotated[str | None, typer.Option(help="A system message before the first one.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -41,6 +44,14 @@ class CommandError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def number_or_word(text: str) -> int | str:
+    """Return a number where `text` is one."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 @contextmanager

@@ -92,7 +92,10 @@ class Engine:
             enforce_eager=config.enforce_eager,
             dummy_weights=config.load_format == "dummy",
         )
-        runner = _core.ModelRunner(path, kv_cache, options)
+        try:
+            runner = _core.ModelRunner(path, kv_cache, options)
+        except _core.OutOfMemory as error:
+            raise _core.OutOfMemory(f"{error} (planned: {plan.describe()})") from error
         num_running_slots = kv_cache.num_running_slots
         cache = _core.CacheManager(
             _core.CacheManagerOptions(

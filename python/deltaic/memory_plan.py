@@ -59,6 +59,17 @@ class MemoryPlan:
         """Return what no part of the plan takes."""
         return self.usable_bytes - self.weight_bytes - self.activation_bytes - self.graph_bytes - self.cache_bytes
 
+    def describe(self) -> str:
+        """Return a line for an error: where the memory was to go, and what to lower."""
+        return (
+            f"{gigabytes(self.memory.free_bytes)} free of {gigabytes(self.memory.total_bytes)} on "
+            f"{self.placement.device_name}, {gigabytes(self.weight_bytes)} for weights, "
+            f"{gigabytes(self.activation_bytes)} for activations, {gigabytes(self.graph_bytes)} for graphs, "
+            f"{gigabytes(self.cache_bytes)} for caches: lower "
+            + ("gpu_memory_utilization or " if self.placement.is_cuda else "")
+            + "kv_cache_memory_bytes"
+        )
+
 
 def plan_memory(
     model: _core.ModelConfig,

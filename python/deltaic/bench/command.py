@@ -24,7 +24,9 @@ from deltaic.cli_options import (
     MaxNumSeqs,
     Model,
     NumThreads,
+    SpeculativeTokens,
     StateDtype,
+    number_or_word,
     usage,
 )
 from deltaic.engine_config import EngineConfig
@@ -91,6 +93,7 @@ def latency(
     kv_cache_memory_bytes: CacheBytes = None,
     enforce_eager: EnforceEager = False,
     enable_prefix_caching: PrefixCaching = False,
+    speculative_tokens: SpeculativeTokens = "0",
     num_threads: NumThreads = 0,
     bandwidth: Bandwidth = None,
     flops: Flops = None,
@@ -122,6 +125,7 @@ def latency(
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             enforce_eager=enforce_eager,
             enable_prefix_caching=enable_prefix_caching,
+            speculative_tokens=number_or_word(speculative_tokens),
             num_threads=num_threads,
         )
     loaded = load_engine(model, config, input_len[0], bandwidth=bandwidth, flops=flops)
@@ -163,6 +167,7 @@ def throughput(
     kv_cache_memory_bytes: CacheBytes = None,
     enforce_eager: EnforceEager = False,
     enable_prefix_caching: PrefixCaching = False,
+    speculative_tokens: SpeculativeTokens = "0",
     num_threads: NumThreads = 0,
     bandwidth: Bandwidth = None,
     flops: Flops = None,
@@ -190,6 +195,7 @@ def throughput(
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             enforce_eager=enforce_eager,
             enable_prefix_caching=enable_prefix_caching,
+            speculative_tokens=number_or_word(speculative_tokens),
             num_threads=num_threads,
         )
     loaded = load_engine(model, config, requests[0].prompt_len, bandwidth=bandwidth, flops=flops)
