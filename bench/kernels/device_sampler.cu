@@ -44,7 +44,7 @@ std::vector<Case> cases() {
           {"top-k 20, top-p 0.95", filtered},
           {"top-p 0.95", top_p},
           {"top-p 0.95, flat", top_p, false, true},
-          {"the same with penalties", penalties},
+          {"top-k, top-p, penalties", penalties},
           {"greedy, 5 logprobs", logprobs}};
 }
 
