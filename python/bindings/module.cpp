@@ -30,4 +30,5 @@ PYBIND11_MODULE(_core, m) {
   bind_input_batch(m);
   bind_runner(m);
   bind_mamba(m);
+  bind_stages(m);
 }

@@ -1,0 +1,137 @@
+"""Which stages a pipeline has, and what passes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltaic.stages.payload import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """An edge that hands over once, when the source has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """An edge that hands over rows as they come: `first` of them at once, then `size` a chunk.
+
+    `left_context` rows before a chunk are given again, for a target without a state of its own.
+    """
+
+    first: int
+    size: int
+    left_context: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("first", 1), ("size", 1), ("left_context", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} of a chunked edge must be at least {least}, got {getattr(self, name)}")
+
+    def num_ready(self, num_sent: int, num_rows: int, *, is_last: bool) -> int:
+        """Return how many of `num_rows` rows may leave now, given that `num_sent` have left."""
+        if is_last:
+            return num_rows - num_sent
+        if num_sent == 0:
+            return self.first if num_rows >= self.first else 0
+        return (num_rows - num_sent) // self.size * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """From one stage to another: how, and which keys of the payload."""
+
+    source: str
+    target: str
+    keys: tuple[Key, ...]
+    mode: Full | Chunked = Full()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One model of a pipeline."""
+
+    name: str
+    inputs: tuple[Key, ...] = ()  # keys that it needs of other stages
+    outputs: tuple[Key, ...] = ()  # keys that it makes
+    answers_client: bool = False
+    has_sound: bool = False  # left out by requests that want text alone
+
+
+class StageGraph:
+    """Stages and edges, checked once. Raises ValueError naming the stage or the edge that is wrong."""
+
+    def __init__(self, stages: Iterable[Stage], edges: Iterable[Edge]) -> None:
+        self.stages = tuple(stages)
+        self.edges = tuple(edges)
+        self._by_name = {stage.name: stage for stage in self.stages}
+        if not self.stages:
+            raise ValueError("a pipeline needs at least one stage")
+        if len(self._by_name) != len(self.stages):
+            names = [stage.name for stage in self.stages]
+            raise ValueError(f"two stages are called {next(name for name in names if names.count(name) > 1)!r}")
+        if not any(stage.answers_client for stage in self.stages):
+            raise ValueError("no stage answers the client")
+        self._check_edges()
+        self.order = self._sort()
+        self._check_use()
+
+    def __getitem__(self, name: str) -> Stage:
+        return self._by_name[name]
+
+    def outgoing(self, name: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.source == name)
+
+    def incoming(self, name: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.target == name)
+
+    def is_producer(self, name: str) -> bool:
+        """Return whether a stage hands something to another one."""
+        return bool(self.outgoing(name))
+
+    def active(self, *, wants_sound: bool) -> tuple[str, ...]:
+        """Return the stages that a request passes through, in their order."""
+        return tuple(name for name in self.order if wants_sound or not self._by_name[name].has_sound)
+
+    def _check_edges(self) -> None:
+        seen = set()
+        for edge in self.edges:
+            label = f"edge {edge.source} -> {edge.target}"
+            for name in (edge.source, edge.target):
+                if name not in self._by_name:
+                    raise ValueError(f"{label}: there is no stage {name!r}")
+            if edge.source == edge.target:
+                raise ValueError(f"{label}: a stage cannot feed itself")
+            if (edge.source, edge.target) in seen:
+                raise ValueError(f"{label} is there twice")
+            seen.add((edge.source, edge.target))
+            if not edge.keys:
+                raise ValueError(f"{label} carries no key")
+            for key in edge.keys:
+                if key not in self._by_name[edge.source].outputs:
+                    raise ValueError(f"{label}: stage {edge.source!r} does not make {'.'.join(key)}")
+                if key not in self._by_name[edge.target].inputs:
+                    raise ValueError(f"{label}: stage {edge.target!r} does not take {'.'.join(key)}")
+
+    def _sort(self) -> tuple[str, ...]:
+        """Return the stages with each behind those that feed it."""
+        order: list[str] = []
+        waiting = [stage.name for stage in self.stages]
+        while waiting:
+            ready = [n for n in waiting if all(edge.source in order for edge in self.incoming(n))]
+            if not ready:
+                raise ValueError(f"the edges form a circle through {', '.join(waiting)}")
+            order.append(ready[0])
+            waiting.remove(ready[0])
+        return tuple(order)
+
+    def _check_use(self) -> None:
+        for stage in self.stages:
+            given = {key for edge in self.incoming(stage.name) for key in edge.keys}
+            missing = [key for key in stage.inputs if key not in given]
+            if missing:
+                raise ValueError(f"stage {stage.name!r} needs {'.'.join(missing[0])}, which no edge brings")
+        for stage in self.stages:
+            if not stage.answers_client and not self.is_producer(stage.name):
+                raise ValueError(f"what stage {stage.name!r} makes reaches nobody")

@@ -1,0 +1,119 @@
+"""What a model declares and implements to run as a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaic import _core
+from deltaic.stages.payload import Key, Payload
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a model declares once, at load."""
+
+    has_talker: bool = False  # has a separate talker submodule
+    predictor_graph_safe: bool | None = None  # None: not declared
+    accepts_generators_per_row: bool = False
+    predictor_hidden_size: int | None = None  # None: that of the text model
+    codes_key: Key = ("codes", "audio")
+    gpu_resident_keys: tuple[Key, ...] = ()
+    replace_keys: tuple[Key, ...] = ()  # of the hand-over: the latest value instead of all rows
+    replaces_session_payload: bool = False  # a new segment's payload takes the place of the old one
+    payload_at_request_end: bool = False
+    has_multimodal_outputs: bool = False
+    wants_step_metadata: bool = False
+    wants_request_info: bool = False
+    hides_ids: bool = False  # the model is given embeddings alone
+
+    def __post_init__(self) -> None:
+        key: Any = self.codes_key
+        if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, str) and part for part in key)):
+            raise TypeError(f"codes_key is a section and a name, got {key!r}")
+
+    @classmethod
+    def parse(cls, declared: Mapping[str, Any]) -> Traits:
+        """Take traits by name; ValueError for one that does not exist."""
+        known = {one.name for one in fields(cls)}
+        unknown = sorted(set(declared) - known)
+        if unknown:
+            raise ValueError(f"unknown trait {unknown[0]!r}")
+        return cls(**declared)
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessed:
+    """What a hook makes of rows; nothing is applied until all of a step has been checked."""
+
+    ids: IntArray  # [num_tokens]
+    embeds: FloatArray  # [num_tokens, hidden_size]
+    updates: Sequence[Mapping[str, Any]]  # one a row
+    last_hidden: FloatArray | None = None  # [num_rows, predictor_hidden_size], of rows that the predictor runs for
+    text_step: FloatArray | None = None  # [num_rows, predictor_hidden_size]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """What a model is told before the forward, rows in batch order."""
+
+    req_ids: tuple[str, ...]
+    ids: IntArray
+    positions: npt.NDArray[np.int64]
+    embeds: FloatArray
+    query_start_loc: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorInputs:
+    """The rows of one call of the code predictor. They are views of staging memory."""
+
+    ids: IntArray  # [B]: the first code of each frame
+    embeds: FloatArray  # [B, H]: its embedding
+    last_hidden: FloatArray  # [B, H]
+    text_step: FloatArray  # [B, H]
+    generator: Any = None  # of the only row
+    generators: Sequence[Any] | None = None  # one a row, None for rows without a seed
+    do_sample: bool | None = None  # None: the model decides
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+@dataclass(slots=True)
+class StageModel:
+    """Base of models written in Python. A hook that is not overridden is absent."""
+
+    traits: Traits = field(default_factory=Traits)
+
+    def preprocess(self, row: _core.StepRow, ids: IntArray, payload: Payload) -> Preprocessed:
+        """Make the embeddings of one row."""
+        raise NotImplementedError
+
+    def preprocess_decodes(
+        self, rows: Sequence[_core.StepRow], ids: IntArray, payloads: Sequence[Payload]
+    ) -> Preprocessed:
+        """Make the embeddings of neighbouring decode rows, one token each."""
+        raise NotImplementedError
+
+    def predict_codes(self, inputs: PredictorInputs) -> tuple[FloatArray, IntArray]:
+        """Return the next embeddings [B, H] and the codes [B, Q] of one frame a row."""
+        raise NotImplementedError
+
+    def begin_step(self, step: StepMetadata) -> None:
+        """Learn which request each row belongs to."""
+        raise NotImplementedError
+
+    def on_finished(self, req_id: str) -> None:
+        """Forget a request."""
+
+    def has_hook(self, name: str) -> bool:
+        """Return whether a subclass overrides a hook."""
+        return getattr(type(self), name) is not getattr(StageModel, name)

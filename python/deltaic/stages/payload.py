@@ -1,0 +1,171 @@
+"""What a request carries from stage to stage: a two-level map, section and name to a tensor, scalar, string or list."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+Payload = dict[str, Any]  # section -> {name: value}, or a plain value
+Key = tuple[str, str]  # section and name
+
+_MAGIC = b"dlp1"
+
+
+class PayloadBuffers:
+    """The payload of each live request: one object a request, which everyone who asks is given.
+
+    Tensors are copied on the way in, so that no state points into memory that a later step or a graph writes again.
+    Those of `resident_keys` stay on their device; all others come to the host, contiguous.
+    """
+
+    def __init__(self, resident_keys: Iterable[Key] = ()) -> None:
+        self._resident = frozenset(resident_keys)
+        self._payloads: dict[str, Payload] = {}
+
+    def add(self, req_id: str) -> Payload:
+        """Return the payload of a request, an empty one if it is new."""
+        return self._payloads.setdefault(req_id, {})
+
+    def get(self, req_id: str) -> Payload | None:
+        return self._payloads.get(req_id)
+
+    def __contains__(self, req_id: str) -> bool:
+        return req_id in self._payloads
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._payloads)
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def merge(self, req_id: str, update: Mapping[str, Any]) -> None:
+        """Merge one level deep: a section gains and replaces names, anything else is overwritten.
+
+        An empty update and an unknown request change nothing.
+        """
+        payload = self._payloads.get(req_id)
+        if payload is None or not update:
+            return
+        for section, value in update.items():
+            if isinstance(value, Mapping):
+                held = payload.get(section)
+                names = held if isinstance(held, dict) else {}
+                names.update((name, self._own(item, (section, name))) for name, item in value.items())
+                payload[section] = names
+            else:
+                payload[section] = self._own(value, (section, ""))
+
+    def replace(self, req_id: str, content: Mapping[str, Any]) -> None:
+        """Forget what a request carries and take `content` instead; the object stays the same."""
+        payload = self._payloads.get(req_id)
+        if payload is None:
+            return
+        payload.clear()
+        self.merge(req_id, content)
+
+    def remove(self, req_id: str) -> None:
+        """Forget a request; unknown ones are ignored."""
+        self._payloads.pop(req_id, None)
+
+    def _own(self, value: Any, key: Key) -> Any:
+        if not is_tensor(value):
+            return value
+        if hasattr(value, "detach"):
+            value = value.detach()
+        if key in self._resident:
+            return value.clone() if hasattr(value, "clone") else value.copy()
+        return to_host(value)
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is an array of some library, of any rank."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic)
+
+
+def to_host(value: Any) -> Array:
+    """Return a contiguous copy in host memory."""
+    if hasattr(value, "cpu"):
+        value = value.cpu()
+    return np.array(value, copy=True, order="C")
+
+
+def serialize(payload: Mapping[str, Any] | None, keys: Iterable[Key]) -> bytes:
+    """Return a payload as bytes: tensors only, of the declared keys only.
+
+    Scalars and lists of numbers become tensors; what cannot become one is dropped with a warning. ValueError for a key
+    that is not declared.
+    """
+    declared = frozenset(keys)
+    header, chunks, end = [], [], 0
+    for section, name, value in _leaves(payload or {}):
+        if (section, name) not in declared:
+            raise ValueError(f"the payload has {section}.{name}, which the edge does not declare")
+        tensor = _as_tensor(value)
+        if tensor is None:
+            logger.warning("%s.%s of type %s is no tensor and stays behind", section, name, type(value).__name__)
+            continue
+        header.append([section, name, tensor.dtype.str, list(tensor.shape), end])
+        chunks.append(tensor.tobytes())
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    return _MAGIC + struct.pack("<I", len(text)) + text + b"".join(chunks)
+
+
+def deserialize(data: object, keys: Iterable[Key]) -> Payload:
+    """Return the payload of bytes that serialize made; None is an empty one, and a mapping passes as it is.
+
+    TypeError for anything else, ValueError for bytes of another kind and for a key that is not declared.
+    """
+    if data is None:
+        return {}
+    if isinstance(data, dict):
+        return data
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"a payload is bytes, a dict or None, got {type(data).__name__}")
+    raw = bytes(data)
+    if raw[:4] != _MAGIC:
+        raise ValueError("the bytes are no payload")
+    declared = frozenset(keys)
+    (size,) = struct.unpack_from("<I", raw, 4)
+    begin = 8 + size
+    payload: Payload = {}
+    for section, name, dtype, shape, offset in json.loads(raw[8:begin]):
+        if (section, name) not in declared:
+            raise ValueError(f"the payload has {section}.{name}, which the edge does not declare")
+        count = int(np.prod(shape, dtype=np.int64))
+        tensor = np.frombuffer(raw, dtype=np.dtype(dtype), count=count, offset=begin + offset).reshape(shape).copy()
+        payload.setdefault(section, {})[name] = tensor
+    return payload
+
+
+def _leaves(payload: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for section, value in payload.items():
+        if isinstance(value, Mapping):
+            for name, item in value.items():
+                yield section, name, item
+        else:
+            yield section, "", value
+
+
+def _as_tensor(value: Any) -> Array | None:
+    """Return a value as a tensor, integers as int64 and other numbers as float32; None when it is no number."""
+    if is_tensor(value):
+        return to_host(value)
+    if value is None or isinstance(value, (str, bytes)):
+        return None
+    try:
+        tensor = np.asarray(value)
+    except ValueError:
+        return None
+    if tensor.dtype.kind in "biu":
+        return tensor.astype(np.int64)
+    return tensor.astype(np.float32) if tensor.dtype.kind == "f" else None

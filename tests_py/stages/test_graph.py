@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from deltaic.stages import Chunked, Edge, Full, Stage, StageGraph
+
+A, B = ("a", "x"), ("b", "x")
+FIRST = Stage("first", outputs=(A,))
+LAST = Stage("last", inputs=(A,), answers_client=True, has_sound=True)
+
+
+def test_a_graph_knows_order_producers_and_active_stages() -> None:
+    text = Stage("text", outputs=(A,), answers_client=True)
+    sound = Stage("sound", inputs=(B,), answers_client=True, has_sound=True)
+    talk = Stage("talk", inputs=(A,), outputs=(B,), has_sound=True)
+    graph = StageGraph([sound, talk, text], [Edge("talk", "sound", (B,), Chunked(1, 4)), Edge("text", "talk", (A,))])
+    assert graph.order == ("text", "talk", "sound")
+    assert [graph.is_producer(name) for name in graph.order] == [True, True, False]
+    assert graph.active(wants_sound=False) == ("text",)
+    assert graph.active(wants_sound=True) == graph.order
+    assert isinstance(graph.incoming("talk")[0].mode, Full)
+
+
+@pytest.mark.parametrize(
+    ("stages", "edges", "message"),
+    [
+        ([], [], "at least one stage"),
+        ([FIRST, FIRST], [], "two stages are called 'first'"),
+        ([FIRST], [], "no stage answers the client"),
+        ([FIRST, LAST], [Edge("first", "lost", (A,))], "there is no stage 'lost'"),
+        ([FIRST, LAST], [Edge("last", "last", (A,))], "cannot feed itself"),
+        ([FIRST, LAST], [Edge("first", "last", (A,))] * 2, "is there twice"),
+        ([FIRST, LAST], [Edge("first", "last", ())], "carries no key"),
+        ([FIRST, LAST], [Edge("first", "last", (B,))], "does not make b.x"),
+        ([Stage("first", outputs=(A, B)), LAST], [Edge("first", "last", (B,))], "does not take b.x"),
+        ([FIRST, LAST], [], "needs a.x, which no edge brings"),
+        ([FIRST, Stage("solo", answers_client=True)], [], "'first' makes reaches nobody"),
+        (
+            [Stage("p", (A,), (B,), True), Stage("q", (B,), (A,))],
+            [Edge("p", "q", (B,)), Edge("q", "p", (A,))],
+            "circle through p, q",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_graph_is_named(stages: Any, edges: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StageGraph(stages, edges)
+
+
+@pytest.mark.parametrize(("first", "size", "left"), [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
+def test_sizes_of_a_chunked_edge_are_checked(first: int, size: int, left: int) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        Chunked(first, size, left)
+
+
+@pytest.mark.parametrize("mode", [Chunked(1, 1), Chunked(3, 7), Chunked(25, 4), Chunked(2, 50)])
+def test_every_row_leaves_once_and_in_order(mode: Chunked) -> None:
+    sent, sizes = 0, []
+    for num_rows in range(1, 41):
+        count = mode.num_ready(sent, num_rows, is_last=num_rows == 40)
+        sizes.append(count)
+        sent += count
+    assert sent == 40
+    assert all(size >= 0 for size in sizes)
+    first = next(size for size in sizes if size)
+    assert first in (mode.first, 40)
