@@ -1,5 +1,6 @@
 #include <deltaic/error.h>
 #include <deltaic/runner.h>
+#include <deltaic/step_hook.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -130,6 +131,8 @@ void bind_runner(py::module_& m) {
             return self.execute_model(input);
           },
           py::arg("input"), "Enqueue one step; an output without tokens when nothing was scheduled, else None.")
+      .def("set_step_hook", &ModelRunner::set_step_hook, py::arg("hook"),
+           "Call a hook around each forward from now on; None: no more.")
       .def(
           "sample_tokens",
           [](ModelRunner& self) {

@@ -1,4 +1,6 @@
+#include <deltaic/runner.h>
 #include <deltaic/step_hook.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "python/bindings/module.h"
@@ -35,6 +37,53 @@ void bind_row_plan(py::module_& m) {
       "Group the rows of a step for its hooks. RuntimeError for tokens with a gap or out of range.");
 }
 
+// Lets a Python class be a hook: one call a step, with arrays that share the runner's memory.
+class PyStepHook : public StepHook, public py::trampoline_self_life_support {
+ public:
+  bool fills_embeddings() const override { PYBIND11_OVERRIDE(bool, StepHook, fills_embeddings); }
+  int hidden_layer() const override { PYBIND11_OVERRIDE(int, StepHook, hidden_layer); }
+  void before_forward(const StepView& step) override { PYBIND11_OVERRIDE(void, StepHook, before_forward, step); }
+  void after_forward(const StepView& step) override { PYBIND11_OVERRIDE(void, StepHook, after_forward, step); }
+  void after_sample(const StepView& step, std::span<const std::int32_t> token_ids) override {
+    const std::vector<std::int32_t> ids(token_ids.begin(), token_ids.end());
+    PYBIND11_OVERRIDE(void, StepHook, after_sample, step, ids);
+  }
+};
+
+// An array over the view's memory, which the runner owns; None without memory.
+template <class T>
+py::object share(const TensorView& view) {
+  if (view.data == nullptr) return py::none();
+  const std::vector<py::ssize_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+  return py::array_t<T>(shape, view.as<T>(), py::capsule(view.data, [](void*) {}));
+}
+
+void bind_step_hook(py::module_& m) {
+  py::class_<StepView>(m, "StepView", "A step as a hook sees it; the arrays are valid during the call alone.")
+      .def_property_readonly(
+          "rows", [](const StepView& self) { return std::vector<StepRow>(self.rows.begin(), self.rows.end()); })
+      .def_property_readonly("input_ids", [](const StepView& self) { return share<std::int32_t>(self.input_ids); })
+      .def_property_readonly("positions", [](const StepView& self) { return share<std::int64_t>(self.positions); })
+      .def_property_readonly("inputs_embeds", [](const StepView& self) { return share<float>(self.inputs_embeds); })
+      .def_property_readonly("hidden", [](const StepView& self) { return share<float>(self.hidden); })
+      .def_property_readonly("layer_hidden", [](const StepView& self) { return share<float>(self.layer_hidden); });
+  py::class_<StepHook, PyStepHook, py::smart_holder>(m, "StepHook", "Is called around each forward of a ModelRunner.")
+      .def(py::init<>())
+      .def("fills_embeddings", &StepHook::fills_embeddings)
+      .def("hidden_layer", &StepHook::hidden_layer)
+      .def("before_forward", &StepHook::before_forward, py::arg("step"))
+      .def("after_forward", &StepHook::after_forward, py::arg("step"))
+      .def(
+          "after_sample",
+          [](StepHook& self, const StepView& step, const std::vector<std::int32_t>& token_ids) {
+            self.after_sample(step, token_ids);
+          },
+          py::arg("step"), py::arg("token_ids"));
+}
+
 }  // namespace
 
-void bind_stages(py::module_& m) { bind_row_plan(m); }
+void bind_stages(py::module_& m) {
+  bind_row_plan(m);
+  bind_step_hook(m);
+}

@@ -45,6 +45,8 @@ __all__: list[str] = [
     "NewRequestData",
     "OutOfMemory",
     "PrefixHit",
+    "RowPlan",
+    "RowRun",
     "RunnerOptions",
     "SamplingMetadata",
     "SamplingParams",
@@ -53,7 +55,10 @@ __all__: list[str] = [
     "StateCopy",
     "StateCopyKind",
     "StateTensor",
+    "StepHook",
     "StepInputs",
+    "StepRow",
+    "StepView",
     "TensorView",
     "TokenLogprobs",
     "UniformTypeKVCacheSpecs",
@@ -69,6 +74,7 @@ __all__: list[str] = [
     "num_cuda_devices",
     "parse_model_config",
     "plan_kv_cache",
+    "plan_rows",
     "validate_gdn_state_indices",
     "validate_sampling_params",
 ]
@@ -1026,6 +1032,84 @@ class InputBatch:
     @property
     def req_ids(self) -> list[str]: ...
 
+class StepRow:
+    """
+    One request of a step and its place on the token axis.
+    """
+
+    req_id: str
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def first_token(self) -> int: ...
+    @first_token.setter
+    def first_token(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def is_prefill(self) -> bool: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @num_prompt_tokens.setter
+    def num_prompt_tokens(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @num_tokens.setter
+    def num_tokens(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def seq_len(self) -> int: ...
+
+class RowRun:
+    """
+    Neighbouring rows that one call of a preprocessing hook takes.
+    """
+    @property
+    def first_row(self) -> int: ...
+    @property
+    def is_batched(self) -> bool: ...
+    @property
+    def num_rows(self) -> int: ...
+
+class RowPlan:
+    """
+    What a step does with its rows.
+    """
+    @property
+    def predictor_rows(self) -> list[int]: ...
+    @property
+    def runs(self) -> list[RowRun]: ...
+
+class StepView:
+    """
+    A step as a hook sees it; the arrays are valid during the call alone.
+    """
+    @property
+    def hidden(self) -> typing.Any: ...
+    @property
+    def input_ids(self) -> typing.Any: ...
+    @property
+    def inputs_embeds(self) -> typing.Any: ...
+    @property
+    def layer_hidden(self) -> typing.Any: ...
+    @property
+    def positions(self) -> typing.Any: ...
+    @property
+    def rows(self) -> list[StepRow]: ...
+
+class StepHook:
+    """
+    Is called around each forward of a ModelRunner.
+    """
+    def __init__(self) -> None: ...
+    def after_forward(self, step: StepView) -> None: ...
+    def after_sample(
+        self, step: StepView, token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None: ...
+    def before_forward(self, step: StepView) -> None: ...
+    def fills_embeddings(self) -> bool: ...
+    def hidden_layer(self) -> int: ...
+
 class StepInputs:
     """
     What the last step ran on.
@@ -1179,6 +1263,10 @@ class ModelRunner:
     def sample_tokens_async(self) -> AsyncModelRunnerOutput:
         """
         Sample from the last forward without waiting.
+        """
+    def set_step_hook(self, hook: StepHook) -> None:
+        """
+        Call a hook around each forward from now on; None: no more.
         """
     @property
     def attn_kv(self) -> list[LayerKvCache]: ...
@@ -1379,6 +1467,17 @@ def parse_model_config(json: str) -> ModelConfig:
 def plan_kv_cache(model: ModelConfig, options: MemoryPlanOptions) -> KVCacheConfig:
     """
     Divide memory between running state slots, attention blocks and snapshot slots.
+    """
+
+def plan_rows(
+    rows: collections.abc.Sequence[StepRow],
+    num_step_tokens: typing.SupportsInt | typing.SupportsIndex,
+    *,
+    has_batched_hook: bool = False,
+    has_predictor: bool = False,
+) -> RowPlan:
+    """
+    Group the rows of a step for its hooks. RuntimeError for tokens with a gap or out of range.
     """
 
 def validate_gdn_state_indices(

@@ -86,6 +86,7 @@ struct DenseForwardOutput {
 };
 
 class InputBatch;
+class StepHook;  // deltaic/step_hook.h
 
 // Runs one model: a SchedulerOutput in, sampled tokens out. Not thread-safe. spec/runner.md is the contract.
 class ModelRunner {
@@ -102,6 +103,9 @@ class ModelRunner {
   // Applies the step to the batch and enqueues its forward. Returns nothing when a forward ran; an output without
   // tokens when nothing was scheduled.
   std::optional<ModelRunnerOutput> execute_model(const SchedulerOutput& input);
+  // Calls `hook` around each forward from now on; null: none. Throws InvalidArgument for a hidden_layer() that the
+  // model does not have, Unsupported on CUDA.
+  void set_step_hook(std::shared_ptr<StepHook> hook);
   // Samples from the last forward, and waits.
   ModelRunnerOutput sample_tokens();
   // The same without waiting. last_sampled_tokens is set when this returns.

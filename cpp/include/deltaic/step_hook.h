@@ -22,6 +22,32 @@ struct StepRow {
   int seq_len() const { return num_computed_tokens + num_tokens; }
 };
 
+// What a hook is shown of a step. Views are valid during the call alone.
+struct StepView {
+  std::span<const StepRow> rows;  // in batch order
+  TensorView input_ids;           // [num_tokens] i32
+  TensorView positions;           // [num_tokens] i64
+  TensorView inputs_embeds;       // [num_tokens, hidden_size] f32; without memory unless the hook fills it
+  TensorView hidden;              // [num_tokens, hidden_size] f32: output of the final norm; after the forward
+  TensorView layer_hidden;        // likewise, of StepHook::hidden_layer(); without memory unless it was asked for
+};
+
+// Is called around each forward of a ModelRunner, on the thread that drives it. What it throws fails the step.
+class StepHook {
+ public:
+  virtual ~StepHook() = default;
+
+  // Whether before_forward fills inputs_embeds; else the model embeds the input ids.
+  virtual bool fills_embeddings() const { return false; }
+  // A further hidden state to see: 0 is the embedding output, i + 1 the residual stream after layer i; -1 is none.
+  virtual int hidden_layer() const { return -1; }
+
+  virtual void before_forward(const StepView&) {}
+  virtual void after_forward(const StepView&) {}
+  // token_ids: one a row, -1 where nothing was sampled. The views are those of the forward.
+  virtual void after_sample(const StepView&, std::span<const std::int32_t> /*token_ids*/) {}
+};
+
 // Neighbouring rows that one call of a preprocessing hook takes.
 struct RowRun {
   int first_row = 0;

@@ -23,6 +23,11 @@ class Checkpoint {
   // Tensors in memory, which must outlive the checkpoint and what is made from it.
   static Checkpoint from_memory(const TensorMap& tensors);
 
+  // The same of tensors that hold on to their memory; `source` names them in messages.
+  static Checkpoint from_stored(const StoredTensors& tensors, std::string source) {
+    return Checkpoint(tensors, std::move(source));
+  }
+
   bool has(std::string_view name) const { return tensors_.contains(std::string(name)); }
   // Throws InvalidArgument for a tensor that is missing, or whose shape is not `shape`, naming tensor, wanted and found
   // shape; Unsupported for a dtype or rank that deltaic has not.

@@ -1,6 +1,7 @@
 #include "cpp/src/models/hybrid_decoder.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "cpp/src/check.h"
 #include "cpp/src/models/decoder_weights.h"
@@ -84,6 +85,14 @@ HybridDecoder& HybridDecoder::operator=(HybridDecoder&&) noexcept = default;
 void HybridDecoder::Impl::check(const ForwardInputs& inputs, const CacheViews& caches) const {
   DELTAIC_CHECK(inputs.input_ids.rank == 1 && inputs.input_ids.shape[0] <= limits.max_num_tokens, "a step of ",
                 inputs.input_ids.shape[0], " tokens, the most is ", limits.max_num_tokens);
+  const TensorView& embeds = inputs.inputs_embeds;
+  if (embeds.data != nullptr) {
+    if (ctx.device.type != DeviceType::cpu) throw Unsupported("inputs_embeds are for the CPU");
+    DELTAIC_CHECK(embeds.dtype == DType::f32 && embeds.rank == 2 && embeds.shape[0] == inputs.input_ids.shape[0] &&
+                      embeds.shape[1] == config.hidden_size && embeds.is_contiguous(),
+                  "inputs_embeds are ", name(embeds.dtype), " [", embeds.shape[0], ", ", embeds.shape[1],
+                  "], wanted contiguous f32 [", inputs.input_ids.shape[0], ", ", config.hidden_size, "]");
+  }
   const auto num_attention = static_cast<std::size_t>(config.num_layers_of(LayerKind::full_attention));
   const auto num_recurrent = static_cast<std::size_t>(config.num_layers_of(LayerKind::linear_attention));
   DELTAIC_CHECK(caches.attention.size() == num_attention && caches.state.size() == num_recurrent, "caches of ",
@@ -124,7 +133,10 @@ TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews&
                            .max_query_len = inputs.max_query_len};
   const StepShape shape = self.shape_of(inputs);
 
-  ops::embedding(ctx, inputs.input_ids, self.weights->embedding, x);
+  if (inputs.inputs_embeds.data != nullptr)
+    std::memcpy(x.data, inputs.inputs_embeds.data, x.num_bytes());
+  else
+    ops::embedding(ctx, inputs.input_ids, self.weights->embedding, x);
   observe(0, x);
   int num_layers = 0;
   auto attention_cache = caches.attention.begin();

@@ -25,6 +25,7 @@ struct ForwardInputs {
   TensorView block_table;      // [num_reqs, row_stride] i32
   TensorView slot_mapping;     // [num_tokens] i64
   ops::GdnSequences gdn;       // unused without GDN layers
+  TensorView inputs_embeds{};  // none: input_ids are embedded; else [num_tokens, hidden_size] f32, on the CPU alone
 
   // What the host knows of the lengths, with the meaning and the defaults of PagedAttentionArgs: limits, in a graph.
   int num_decodes = 0;

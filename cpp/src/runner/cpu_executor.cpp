@@ -1,5 +1,9 @@
 #include "cpp/src/runner/cpu_executor.h"
 
+#include <cstring>
+
+#include "cpp/src/check.h"
+
 namespace deltaic {
 
 namespace {
@@ -37,7 +41,21 @@ void CpuExecutor::forward(const StepPlan& plan) {
     step.gdn = {.query_start_loc = step.query_start_loc,
                 .state_indices = view_of(plan.gdn.view.state_indices),
                 .has_initial_state = view_of(plan.gdn.has_initial_state)};
-  hidden_states_ = decoder_.forward(step, parts_.caches.views());
+  HybridDecoder::Observer observer;
+  if (hook_ != nullptr) {
+    show_step(plan);
+    hook_->before_forward(view_);
+    step.inputs_embeds = view_.inputs_embeds;
+    if (view_.layer_hidden.data != nullptr)
+      observer = [this, layer = hook_->hidden_layer()](int index, const TensorView& hidden) {
+        if (index == layer) std::memcpy(view_.layer_hidden.data, hidden.data, hidden.num_bytes());
+      };
+  }
+  hidden_states_ = decoder_.forward(step, parts_.caches.views(), observer);
+  if (hook_ != nullptr) {
+    view_.hidden = hidden_states_;
+    hook_->after_forward(view_);
+  }
   copy_states(plan.copies_after);
 }
 
@@ -47,8 +65,46 @@ void CpuExecutor::copy_states(std::span<const SlotCopy> copies) {
 }
 
 AsyncModelRunnerOutput CpuExecutor::sample(const StepPlan& plan) {
-  return AsyncModelRunnerOutput(
-      sampler_.sample(decoder_, hidden_states_, plan.inputs, plan.num_rows, parts_.planner.batch()));
+  ModelRunnerOutput output =
+      sampler_.sample(decoder_, hidden_states_, plan.inputs, plan.num_rows, parts_.planner.batch());
+  if (hook_ != nullptr) {
+    std::vector<std::int32_t> token_ids;
+    for (const auto& sampled : output.sampled_token_ids) token_ids.push_back(sampled.empty() ? -1 : sampled.back());
+    hook_->after_sample(view_, token_ids);
+  }
+  return AsyncModelRunnerOutput(std::move(output));
+}
+
+void CpuExecutor::set_hook(std::shared_ptr<StepHook> hook) {
+  const std::int64_t num_tokens = parts_.options.max_num_batched_tokens, hidden_size = parts_.model.hidden_size;
+  if (hook != nullptr) {
+    const int layer = hook->hidden_layer(), last = parts_.model.num_layers + 1;
+    DELTAIC_CHECK(-1 <= layer && layer <= last, "hidden_layer is ", layer, ", the model has 0 to ", last);
+    if (hook->fills_embeddings()) inputs_embeds_ = Tensor(DType::f32, {num_tokens, hidden_size});
+    if (layer >= 0) layer_hidden_ = Tensor(DType::f32, {num_tokens, hidden_size});
+  }
+  hook_ = std::move(hook);
+}
+
+void CpuExecutor::show_step(const StepPlan& plan) {
+  rows_.clear();
+  for (int i = 0; i < plan.num_rows; ++i) {
+    const BatchRow& row = parts_.planner.batch().row(i);
+    rows_.push_back({.req_id = row.req_id,
+                     .first_token = plan.inputs.query_start_loc[static_cast<std::size_t>(i)],
+                     .num_tokens = row.num_scheduled_tokens,
+                     .num_prompt_tokens = row.num_prompt_tokens,
+                     .num_computed_tokens = row.num_computed_tokens});
+  }
+  const std::int64_t num_tokens = plan.inputs.query_start_loc.back();
+  view_ = {.rows = rows_,
+           .input_ids = view_of(plan.inputs.input_token_ids),
+           .positions = view_of(plan.inputs.positions),
+           .inputs_embeds = {},
+           .hidden = {},
+           .layer_hidden = {}};
+  if (hook_->fills_embeddings()) view_.inputs_embeds = inputs_embeds_.view().slice(0, num_tokens);
+  if (hook_->hidden_layer() >= 0) view_.layer_hidden = layer_hidden_.view().slice(0, num_tokens);
 }
 
 }  // namespace deltaic

@@ -184,6 +184,7 @@ ModelRunner& ModelRunner::operator=(ModelRunner&&) noexcept = default;
 std::optional<ModelRunnerOutput> ModelRunner::execute_model(const SchedulerOutput& input) {
   return impl_->execute(input);
 }
+void ModelRunner::set_step_hook(std::shared_ptr<StepHook> hook) { impl_->executor->set_hook(std::move(hook)); }
 ModelRunnerOutput ModelRunner::sample_tokens() { return impl_->sample().get_output(); }
 AsyncModelRunnerOutput ModelRunner::sample_tokens_async() { return impl_->sample(); }
 

@@ -2,7 +2,9 @@
 
 #include <memory>
 
+#include <deltaic/error.h>
 #include <deltaic/runner.h>
+#include <deltaic/step_hook.h>
 
 #include "cpp/src/core/cuda_runtime.h"
 #include "cpp/src/models/hybrid_decoder.h"
@@ -26,6 +28,8 @@ class StepExecutor {
   // For tests and debugging: waits for everything, and fills in what the host did not know, in the plan and in the
   // batch.
   virtual void settle(StepPlan& plan) = 0;
+  // ModelRunner::set_step_hook.
+  virtual void set_hook(std::shared_ptr<StepHook>) { throw Unsupported("step hooks are for the CPU"); }
 };
 
 // What an executor works on. All of it outlives the executor.
