@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from deltaic.chat_session import ChatSession
+from deltaic.chat_session import ChatSession, PlainDisplay
+from deltaic.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from deltaic.sampling_params import SamplingParams
 
 
@@ -14,21 +17,43 @@ class EchoLLM:
 
     def __init__(self) -> None:
         self.conversations: list[list[dict[str, str]]] = []
+        self.params: list[SamplingParams] = []
+        self.options: list[dict[str, Any]] = []
 
-    def stream(self, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[str]:
+    def render_chat(self, messages: list[dict[str, str]], **options: Any) -> str:
+        if not isinstance(messages, list):
+            raise TypeError("messages must be a list")
+        return "<think>" if messages[-1]["content"] == "think" else ""
+
+    def stream_outputs(
+        self, messages: list[dict[str, str]], params: SamplingParams, **options: Any
+    ) -> Iterator[RequestOutput]:
         self.conversations.append([dict(message) for message in messages])
+        self.params.append(params)
+        self.options.append(options)
         text = messages[-1]["content"]
         if text == "too long":
             raise ValueError("the prompt has 5000 tokens")
-        return self._say(text)
+        pieces = list(self._say(text))
+        metrics = RequestMetrics(0.0, 0.25, 1.25, 11)
+        for i, piece in enumerate(pieces):
+            if isinstance(piece, BaseException):
+                raise piece
+            last = i == len(pieces) - 1
+            completion = CompletionOutput(0, piece, [7], finish_reason="stop" if last else None)
+            yield RequestOutput("r", "", [1, 2, 3], [completion], last, num_cached_tokens=2, metrics=metrics)
 
     @staticmethod
-    def _say(text: str) -> Iterator[str]:
-        yield "You said: "
+    def _say(text: str) -> Iterator[str | BaseException]:
+        if text == "think":
+            yield "Hm.</thi"
+            yield "nk>\n\nSo: "
+        else:
+            yield "You said: "
         if text == "interrupt":
-            raise KeyboardInterrupt
+            yield KeyboardInterrupt()
         if text == "fail":
-            raise RuntimeError("request 1 failed")
+            yield RuntimeError("request 1 failed")
         yield text
 
 
@@ -44,7 +69,8 @@ def converse(*lines: str | type[BaseException], **options: Any) -> tuple[ChatSes
 
     llm, out, notes = EchoLLM(), io.StringIO(), list[str]()
     note: Callable[[str], None] = notes.append
-    session = ChatSession(llm, SamplingParams(), read=read, out=out, note=note, **options)  # type: ignore[arg-type]
+    display = PlainDisplay(out)
+    session = ChatSession(llm, SamplingParams(), read=read, display=display, note=note, **options)  # type: ignore[arg-type]
     session.run()
     return session, llm, out.getvalue(), notes
 
@@ -72,7 +98,7 @@ def test_commands() -> None:
 def test_interrupt_stops_the_answer_and_keeps_what_was_said() -> None:
     session, _, out, notes = converse("interrupt", "Hi")
     assert out == "You said: \nYou said: Hi\n"
-    assert notes == [" (stopped)"]
+    assert notes == ["(stopped)"]
     assert session.messages[1] == {"role": "assistant", "content": "You said: "}
 
 
@@ -94,3 +120,71 @@ def test_message_that_cannot_be_answered_is_taken_back() -> None:
     assert notes[1].startswith("error: request 1 failed")
     assert [message["content"] for message in llm.conversations[-1]] == ["Hi", "You said: Hi", "Bye"]
     assert len(session.messages) == 4
+
+
+def test_reasoning_is_neither_shown_on_a_pipe_nor_lost() -> None:
+    session, _, out, _ = converse("think")
+    assert out == "So: think\n"
+    assert session.messages[1] == {"role": "assistant", "reasoning_content": "Hm.", "content": "So: think"}
+
+
+def test_retry_and_undo() -> None:
+    session, llm, _, notes = converse("Hi", "/retry", "Bye", "/undo", "/undo", "/undo", "/retry")
+    assert [len(messages) for messages in llm.conversations] == [1, 1, 3]
+    assert session.messages == []
+    assert notes[:2] == ["(taken back: Hi)", "(taken back: Bye)"]
+    assert notes[-1] == "(there is no message)"
+
+
+def test_system_prompt_is_set_and_taken_away() -> None:
+    _, llm, _, notes = converse("/system Be brief.", "Hi", "/system", "/system -", "Ho")
+    assert [messages[0]["role"] for messages in llm.conversations] == ["system", "user"]
+    assert notes == ["system: Be brief.", "system: Be brief.", "system: none"]
+
+
+def test_parameters_are_set_and_shown() -> None:
+    _, llm, _, notes = converse(
+        "/set temperature 0.5", "/set max_tokens 7", "/set seed none", "/set ignore_eos on", "/think off", "Hi", "/set"
+    )
+    params = llm.params[0]
+    assert (params.temperature, params.max_tokens, params.seed, params.ignore_eos) == (0.5, 7, None, True)
+    assert llm.options[0] == {"chat_template_kwargs": {"enable_thinking": False}}
+    assert notes[0] == "temperature 0.5"
+    assert "max_tokens 7" in notes[-1].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set colour 5", "there is no colour to set; there are temperature, "),
+        ("/set temperature hot", "temperature must be a number, got 'hot'"),
+        ("/set temperature 9", "temperature must be a finite number in [0, 2]"),
+        ("/set max_tokens 1.5", "max_tokens must be an integer, got '1.5'"),
+        ("/set temperature", "temperature must be"),
+        ("/think", "/think must be on or off, got ''"),
+        ("/save", "/save needs the name of a file"),
+        ("/load", "/load needs the name of a file"),
+        ("/load /no/such/file", "No such file"),
+    ],
+)
+def test_wrong_commands_say_why_and_change_nothing(line: str, words: str) -> None:
+    _, llm, _, notes = converse(line, "Hi")
+    assert notes[0].startswith("error: ")
+    assert words in notes[0]
+    assert llm.params == [SamplingParams()]
+
+
+def test_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    session, _, _, notes = converse("Hi", f"/save {path}", system="Be kind.")
+    assert json.loads(path.read_text()) == session.messages
+    _, llm, _, _ = converse(f"/load {path}", "Bye")
+    assert llm.conversations[0] == [*session.messages, {"role": "user", "content": "Bye"}]
+    assert notes == [f"(2 messages in {path})"]
+    (tmp_path / "bad.json").write_text("{")
+    assert "is no conversation" in converse(f"/load {tmp_path / 'bad.json'}")[3][0]
+
+
+def test_figures_of_an_answer() -> None:
+    _, _, _, notes = converse("/stats on", "Hi", "/stats off", "Bye")
+    assert notes == ["(3 prompt tokens, 2 of them cached, 11 new, the first after 250 ms, then 10.0 tokens/s)"]

@@ -190,10 +190,12 @@ def chat(
     gpu_memory_utilization: GpuMemory = 0.9,
     kv_cache_memory_bytes: CacheBytes = None,
     num_threads: NumThreads = 0,
+    plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as markdown.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Show tokens and times after each answer.")] = False,
     debug: Debug = False,
 ) -> None:
     """Converse with a model; /help shows the commands."""
-    from deltaic.chat_session import ChatSession
+    from deltaic.chat_session import ChatSession, PlainDisplay
     from deltaic.checkpoint import resolve_model
 
     folder = resolve_model(model)
@@ -217,13 +219,16 @@ def chat(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_threads=num_threads,
     )
-    if not sys.stdin.isatty():
-        ChatSession(llm, params, system=system, interactive=False).run()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        ChatSession(llm, params, system=system, interactive=sys.stdin.isatty(), stats=stats).run()
         return
-    import readline  # noqa: F401  (gives input() its history and its keys)
+    from rich.console import Console
 
-    print(f"deltaic {__version__}, {folder.name}. /help shows the commands.", file=sys.stderr)
-    ChatSession(llm, params, read=lambda: input("\n> "), system=system).run()
+    from deltaic.chat_terminal import MarkdownDisplay, make_reader
+
+    print(f"deltaic {__version__}, {folder.name}. /help shows the commands; Alt-Enter breaks a line.", file=sys.stderr)
+    display = PlainDisplay(sys.stdout) if plain else MarkdownDisplay(Console())
+    ChatSession(llm, params, read=make_reader(), display=display, system=system, stats=stats).run()
 
 
 @app.command()

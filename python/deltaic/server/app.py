@@ -13,10 +13,10 @@ from deltaic.async_llm import AsyncLLM
 from deltaic.server.chat_completions import chat_completions_router
 from deltaic.server.completions import completions_router
 from deltaic.server.errors import ERROR_RESPONSES, add_error_handlers
+from deltaic.server.event_stream import ClientGone
 from deltaic.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware
 from deltaic.server.models import models_router
 from deltaic.server.page import page_router
-from deltaic.server.responses import ClientGone
 from deltaic.server.responses_api import responses_router
 from deltaic.server.serving import Serving
 from deltaic.server.settings import ServerSettings

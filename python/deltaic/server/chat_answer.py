@@ -11,9 +11,9 @@ from deltaic import _core
 from deltaic.async_llm import AsyncLLM
 from deltaic.input_processor import EngineInput
 from deltaic.outputs import CompletionOutput
+from deltaic.reasoning import ReasoningSplitter, opens_reasoning
 from deltaic.server.errors import ApiError
 from deltaic.server.protocol import ChatCompletionBody, ChatOptions, TokenizeBody
-from deltaic.server.reasoning import ReasoningSplitter, opens_reasoning
 from deltaic.server.serving import sampling_params
 from deltaic.server.tool_arguments import CLOSE
 from deltaic.server.tool_calls import OPEN, CallPiece, ToolCallSplitter, check_tools

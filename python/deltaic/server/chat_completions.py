@@ -13,6 +13,7 @@ from deltaic.async_llm import OutputStream
 from deltaic.outputs import CompletionOutput
 from deltaic.server.chat_answer import AnswerReader, ChatInput, chat_input
 from deltaic.server.errors import EVENT_STREAM, client_errors
+from deltaic.server.event_stream import EventStream, unless_disconnected
 from deltaic.server.protocol import (
     CalledFunction,
     ChatChoice,
@@ -26,7 +27,6 @@ from deltaic.server.protocol import (
     ToolCall,
     TopLogprob,
 )
-from deltaic.server.responses import EventStream, unless_disconnected
 from deltaic.server.serving import Serving, TokenCounts, now
 from deltaic.server.token_text import finite, token_name
 from deltaic.server.tool_calls import CallPiece

@@ -12,8 +12,8 @@ from deltaic.async_llm import AsyncLLM, OutputStream
 from deltaic.input_processor import EngineInput, Prompt
 from deltaic.outputs import CompletionOutput, TokenLogprobs
 from deltaic.server.errors import EVENT_STREAM, client_errors
+from deltaic.server.event_stream import EventStream, unless_disconnected
 from deltaic.server.protocol import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
-from deltaic.server.responses import EventStream, unless_disconnected
 from deltaic.server.serving import Serving, TokenCounts, now, sampling_params
 from deltaic.server.token_text import finite, token_name
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from deltaic.async_llm import OutputStream
 from deltaic.server.chat_answer import AnswerReader, ChatInput, chat_input
 from deltaic.server.errors import EVENT_STREAM, client_errors, to_api_error
-from deltaic.server.responses import EventStream, unless_disconnected
+from deltaic.server.event_stream import EventStream, unless_disconnected
 from deltaic.server.responses_output import Event, ResponseOutput
 from deltaic.server.responses_protocol import ResponseObject, ResponsesBody
 from deltaic.server.serving import Serving, TokenCounts, now

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deltaic.chat import ToolFormat
-from deltaic.server.reasoning import num_open_chars
+from deltaic.reasoning import num_open_chars
 from deltaic.server.tool_arguments import CLOSE, ArgumentReader, JsonArguments, TagArguments, read_json
 
 OPEN = "<tool_call>"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from deltaic.server.reasoning import ReasoningSplitter, opens_reasoning
+from deltaic.reasoning import ReasoningSplitter, opens_reasoning
 from hypothesis import given
 from hypothesis import strategies as st
 
