@@ -7,6 +7,7 @@
 #include "cpp/src/core/upload.h"
 #include "cpp/src/ops/activation.h"
 #include "cpp/src/ops/batch_memcpy.h"
+#include "cpp/src/ops/ceilings.h"
 #include "cpp/src/ops/device_sampler.h"
 #include "cpp/src/ops/embedding.h"
 #include "cpp/src/ops/gated_delta_net.h"
@@ -38,6 +39,8 @@ void fill_uniform(const TensorView&, std::uint64_t, float, float) { no_cuda("wei
 void copy_and_wait(void*, const void*, std::size_t) { no_cuda("copy_and_wait"); }
 DeviceMemory device_memory(int) { no_cuda("device_memory"); }
 std::string device_name(int) { no_cuda("device_name"); }
+double measure_read_bandwidth(int) { no_cuda("measure_read_bandwidth"); }
+double measure_matrix_peak(int) { no_cuda("measure_matrix_peak"); }
 CurrentDevice::CurrentDevice(Device device) {
   if (device.type != DeviceType::cpu) no_cuda("a CUDA device");
 }

@@ -71,6 +71,7 @@ __all__: list[str] = [
     "load_model_config",
     "make_kv_cache_groups",
     "measure_cpu_ceilings",
+    "measure_gpu_ceilings",
     "num_cuda_devices",
     "parse_model_config",
     "plan_kv_cache",
@@ -1452,6 +1453,11 @@ def make_kv_cache_groups(model: ModelConfig, options: MemoryPlanOptions) -> KVCa
 def measure_cpu_ceilings(num_threads: typing.SupportsInt | typing.SupportsIndex = 0) -> tuple[float, float]:
     """
     Bytes a second that this process can read, and f32 operations a second; takes seconds and 512 MiB.
+    """
+
+def measure_gpu_ceilings(device_index: typing.SupportsInt | typing.SupportsIndex) -> tuple[float, float]:
+    """
+    Bytes a second that a GPU can read, and bf16 operations a second; takes about 1 GiB of its memory.
     """
 
 def num_cuda_devices() -> int:

@@ -23,18 +23,21 @@ GPU_CEILINGS = {"NVIDIA H200": Ceilings(4.3e12, 803e12, "measured on an NVIDIA H
 
 def find_ceilings(
     placement: Placement, *, bandwidth: float | None = None, flops: float | None = None, num_threads: int = 0
-) -> Ceilings | None:
-    """Return the ceilings of a device: those given (GB/s, TFLOP/s), else measured now (CPU) or known (GPU).
+) -> Ceilings:
+    """Return the ceilings of a device: those given (GB/s, TFLOP/s), known (some GPUs), or measured now.
 
-    None for a GPU that nobody has measured. Takes some seconds on the CPU.
+    Measuring takes some seconds and a GiB of the device's memory.
     """
     if bandwidth is not None and flops is not None:
         return Ceilings(bandwidth * 1e9, flops * 1e12, "given")
-    if placement.is_cuda:
-        found = GPU_CEILINGS.get(_core.device_name(placement.device))
+    known = GPU_CEILINGS.get(_core.device_name(placement.device)) if placement.is_cuda else None
+    if known is not None:
+        found = known
+    elif placement.is_cuda:
+        found = Ceilings(*_core.measure_gpu_ceilings(placement.device.index), "measured now")
     else:
         found = Ceilings(*_core.measure_cpu_ceilings(num_threads), "measured now")
-    if found is None or (bandwidth is None and flops is None):
+    if bandwidth is None and flops is None:
         return found
     return Ceilings(
         found.bytes_per_second if bandwidth is None else bandwidth * 1e9,
@@ -43,10 +46,8 @@ def find_ceilings(
     )
 
 
-def describe_ceilings(ceilings: Ceilings | None) -> str:
+def describe_ceilings(ceilings: Ceilings) -> str:
     """Return a line for people."""
-    if ceilings is None:
-        return "bound: unknown for this GPU; give --bandwidth (GB/s) and --flops (TFLOP/s)"
     return (
         f"bound: {ceilings.bytes_per_second / 1e9:,.1f} GB/s, {ceilings.flops_per_second / 1e12:,.2f} TFLOP/s "
         f"({ceilings.source})"

@@ -206,12 +206,10 @@ def throughput(
         f"Throughput: {result['requests_per_second']:.2f} requests/s, "
         f"{result['tokens_per_second']:.2f} total tokens/s, {result['output_tokens_per_second']:.2f} output tokens/s"
     )
-    if loaded.ceilings is not None:
-        max_num_seqs = loaded.engine.scheduler_config.max_num_seqs
-        bound = bench.bound_seconds(requests, max_num_seqs, loaded.costs, loaded.ceilings)
-        result |= {"bound_time": bound, "share_of_bound": bound / result["elapsed_time"]}
-        line += f", {100 * result['share_of_bound']:.0f} % of the bound"
-    print(line)
+    max_num_seqs = loaded.engine.scheduler_config.max_num_seqs
+    bound = bench.bound_seconds(requests, max_num_seqs, loaded.costs, loaded.ceilings)
+    result |= {"bound_time": bound, "share_of_bound": bound / result["elapsed_time"]}
+    print(f"{line}, {100 * result['share_of_bound']:.0f} % of the bound")
     print(f"Total num prompt tokens:  {result['num_prompt_tokens']}")
     print(f"Total num output tokens:  {result['num_output_tokens']}")
     if output_json is not None:

@@ -112,9 +112,7 @@ def measure(engine: Engine, workload: Workload, num_warmup: int, num_iters: int)
             yield sample
 
 
-def describe(
-    workload: Workload, samples: Sequence[Sample], costs: ModelCosts, ceilings: Ceilings | None
-) -> dict[str, Any]:
+def describe(workload: Workload, samples: Sequence[Sample], costs: ModelCosts, ceilings: Ceilings) -> dict[str, Any]:
     """Return the result of a workload: vLLM's names, and the shares of the bound."""
     latencies = [sample.latency for sample in samples]
     steps = [step for sample in samples for step in sample.steps]
@@ -133,8 +131,6 @@ def describe(
         "tokens_per_step": num_tokens / (len(steps) * workload.batch_size) if steps else 0.0,
         "output_throughput": num_tokens / sum(steps) if steps else 0.0,
     }
-    if ceilings is None:
-        return result
     limits = ceilings.bytes_per_second, ceilings.flops_per_second
     prefill = costs.prefill(workload.input_len, workload.batch_size).seconds(*limits)
     step = costs.decode_step(workload.batch_size, workload.input_len + workload.output_len / 2).seconds(*limits)

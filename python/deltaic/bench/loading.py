@@ -22,12 +22,12 @@ from deltaic.model_costs import ModelCosts
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine, the costs of its model and the ceilings of its device; None: nobody knows them."""
+    """An engine, the costs of its model and the ceilings of its device."""
 
     name: str
     engine: Engine
     costs: ModelCosts
-    ceilings: Ceilings | None
+    ceilings: Ceilings
     facts: dict[str, Any]  # for a result file
 
 
@@ -44,15 +44,18 @@ def load_engine(
     bandwidth (GB/s) and flops (TFLOP/s) replace the ceilings.
     """
     path = resolve_model(model, config.load_format)
+    model_config = _core.load_model_config(path)
+    placement = place(model_config, config)
+    # Before the caches take the memory of a GPU; not a part of the start-up.
+    started = time.perf_counter()
+    ceilings = find_ceilings(placement, bandwidth=bandwidth, flops=flops, num_threads=config.num_threads)
+    measuring_s = time.perf_counter() - started
     started = time.perf_counter()
     engine = Engine.from_checkpoint(path, config)
     load_s = time.perf_counter() - started
     run_workload(engine, Workload(batch_size=1, input_len=prompt_len, output_len=1), seed=-1)
-    startup_s = seconds_since_start()
-    model_config = engine.runner.model_config
-    placement = place(model_config, config, engine.runner.options.device)
+    startup_s = seconds_since_start() - measuring_s
     weight_bytes = engine.runner.weight_bytes / model_config.num_parameters()
-    ceilings = find_ceilings(placement, bandwidth=bandwidth, flops=flops, num_threads=config.num_threads)
     name = path.stem if path.is_file() else path.name
     print(
         f"{name}, {model_config.num_parameters() / 1e9:.3g} B parameters in {engine.runner.weight_bytes / 1e9:.2f} GB "
@@ -79,7 +82,7 @@ def load_engine(
         "load_seconds": load_s,
         "startup_seconds": startup_s,
         "device_memory": memory,
-        "ceilings": None if ceilings is None else asdict(ceilings),
+        "ceilings": asdict(ceilings),
     }
     return Loaded(name, engine, ModelCosts(model_config, placement, weight_bytes), ceilings, facts)
 
