@@ -190,6 +190,11 @@ class AsyncLLM:
         """Return how many completions are queued or running."""
         return self._num_unfinished
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Return False for a model that takes and gives token ids alone."""
+        return self._text.tokenizer is not None
+
     def get_tokenizer(self) -> Tokenizer:
         return self._text.get_tokenizer()
 

@@ -16,6 +16,7 @@ from deltaic.server.event_stream import EventStream, unless_disconnected
 from deltaic.server.protocol import Completion, CompletionBody, CompletionChoice, CompletionLogprobs, Usage
 from deltaic.server.serving import Serving, TokenCounts, now, sampling_params
 from deltaic.server.token_text import finite, token_name
+from deltaic.tokenizer import Tokenizer
 
 
 def completions_router(serving: Serving) -> APIRouter:
@@ -43,6 +44,8 @@ async def _answer(serving: Serving, body: CompletionBody) -> Response:
 
 def _inputs(llm: AsyncLLM, body: CompletionBody) -> list[EngineInput]:
     body.refuse_unsupported()
+    if body.echo or body.logprobs is not None:
+        llm.get_tokenizer()  # tokens are written out
     max_tokens = body.max_tokens
     if max_tokens == 0 and body.echo:
         max_tokens = 1  # the step that reads the prompt; its token is dropped
@@ -94,12 +97,15 @@ class _Answer:
         self._body = body
         self._inputs = inputs
         self._frame: dict[str, Any] = {"id": name, "created": now(), "model": body.model or serving.model_name}
-        self._tokenizer = serving.llm.get_tokenizer()
         self._n = inputs[0].sampling_params.n
         self._only_prompt = body.max_tokens == 0
         self._choices = {i * self._n + j: _Choice(given) for i, given in enumerate(inputs) for j in range(self._n)}
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._counts = TokenCounts(inputs)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        return self._serving.llm.get_tokenizer()
 
     async def whole(self, stream: OutputStream) -> str:
         choices = [choice async for choice in self._parts(stream)]
@@ -107,8 +113,9 @@ class _Answer:
         return self._json(choices, self._counts.usage)
 
     async def events(self, stream: OutputStream) -> AsyncGenerator[str, None]:
+        has_text = self._serving.llm.has_tokenizer  # without any, an event says that there are tokens
         async for choice in self._parts(stream):
-            if choice.text or choice.logprobs or choice.finish_reason:
+            if not has_text or choice.text or choice.logprobs or choice.finish_reason:
                 yield self._json([choice], None)
         if self._body.include_usage:
             yield self._json([], self._counts.usage)
