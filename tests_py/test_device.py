@@ -22,6 +22,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DELTAIC_DEVICE")
     gpus(monkeypatch, 0)
     assert resolve_device("auto").type == resolve_device("cpu").type == _core.DeviceType.cpu
     gpus(monkeypatch, 2)
@@ -29,6 +30,24 @@ def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     for name, index in (("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)):
         device = resolve_device(name)
         assert (device.type, device.index) == (_core.DeviceType.cuda, index)
+
+
+def test_environment_says_what_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+    for value, kind in (
+        ("cpu", _core.DeviceType.cpu),
+        ("cuda:1", _core.DeviceType.cuda),
+        ("auto", _core.DeviceType.cuda),
+    ):
+        monkeypatch.setenv("DELTAIC_DEVICE", value)
+        assert resolve_device("auto").type == kind
+        assert resolve_device("cpu").type == _core.DeviceType.cpu
+    monkeypatch.setenv("DELTAIC_DEVICE", "gpu")
+    with pytest.raises(ValueError, match="DELTAIC_DEVICE must be auto, cpu, cuda or cuda:N, got 'gpu'"):
+        resolve_device("auto")
+    monkeypatch.setenv("DELTAIC_DEVICE", "cuda:2")
+    with pytest.raises(ValueError, match="device 'cuda:2': this process can use 2 GPUs"):
+        resolve_device("auto")
 
 
 def test_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from deltaic import _core
-from deltaic.engine_config import EngineConfig
+from deltaic.engine_config import EngineConfig, check_device
 
 DTYPES = {"float32": _core.DType.f32, "bfloat16": _core.DType.bf16, "float16": _core.DType.f16}
 DTYPE_BYTES = {_core.DType.f32: 4, _core.DType.bf16: 2, _core.DType.f16: 2}
@@ -31,7 +32,13 @@ class Placement:
 
 
 def resolve_device(name: str) -> _core.Device:
-    """Return the device of a setting; auto is the first usable GPU, else the CPU. ValueError without such a GPU."""
+    """Return the device of a setting. ValueError for a GPU that is not there.
+
+    auto is what the environment variable DELTAIC_DEVICE says, else the first usable GPU, else the CPU.
+    """
+    if name == "auto":
+        name = os.environ.get("DELTAIC_DEVICE", "auto")
+        check_device("DELTAIC_DEVICE", name)
     if name == "cpu":
         return _core.Device()
     num_devices = _core.num_cuda_devices()

@@ -20,7 +20,7 @@ class EngineConfig:
     Raises ValueError naming the field and the numbers, NotImplementedError for what this version does not have.
     """
 
-    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: the first usable GPU, else the CPU
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: DELTAIC_DEVICE, else a GPU if there is one
     dtype: str = "auto"  # of activations, on CUDA of weights too; auto: float32 on the CPU, the checkpoint's on CUDA
     max_model_len: int | None = None  # tokens of one request, prompt and output
     max_num_seqs: int | None = None  # requests of one step
@@ -45,8 +45,7 @@ class EngineConfig:
     enforce_eager: bool = False  # no CUDA graphs
 
     def __post_init__(self) -> None:
-        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", self.device):
-            raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
+        check_device("device", self.device)
         _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _check_choice("dtype", self.dtype, FLOAT_DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
@@ -73,6 +72,12 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
+
+
+def check_device(name: str, value: object) -> None:
+    """Raise ValueError, naming the setting, for what is no device; whether it is there shows later."""
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", value):
+        raise ValueError(f"{name} must be auto, cpu, cuda or cuda:N, got {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

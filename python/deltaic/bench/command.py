@@ -103,7 +103,7 @@ def latency(
 ) -> None:
     """Time batches of equal requests: prefill, and steps in which every request gets a token."""
     from deltaic.bench import latency as bench
-    from deltaic.bench.loading import load_engine, model_positions
+    from deltaic.bench.loading import load_engine, memory_facts, model_positions
     from deltaic.bench.report import write_json
     from deltaic.progress import ProgressBar
 
@@ -139,7 +139,10 @@ def latency(
         results.append(bench.describe(workload, samples, loaded.costs, loaded.ceilings))
     print(bench.latency_table(results))
     if output_json is not None:
-        write_json(output_json, loaded.facts | {"num_iters": num_iters, "results": results})
+        write_json(
+            output_json,
+            loaded.facts | {"device_memory": memory_facts(loaded.engine), "num_iters": num_iters, "results": results},
+        )
     if plot is not None:
         plot_latency(plot, loaded.name, results)
 
@@ -176,7 +179,7 @@ def throughput(
 ) -> None:
     """Run many requests, all queued at once, and count what came out a second."""
     from deltaic.bench import throughput as bench
-    from deltaic.bench.loading import load_engine
+    from deltaic.bench.loading import load_engine, memory_facts
     from deltaic.bench.report import write_json
     from deltaic.progress import ProgressBar
 
@@ -213,7 +216,7 @@ def throughput(
     print(f"Total num prompt tokens:  {result['num_prompt_tokens']}")
     print(f"Total num output tokens:  {result['num_output_tokens']}")
     if output_json is not None:
-        write_json(output_json, loaded.facts | result)
+        write_json(output_json, loaded.facts | {"device_memory": memory_facts(loaded.engine)} | result)
 
 
 @bench_app.command(cls=ManyValues)

@@ -64,7 +64,7 @@ def load_engine(
         file=sys.stderr,
         flush=True,
     )
-    memory = _memory_facts(engine)
+    memory = memory_facts(engine)
     if memory:
         shown = {name: gigabytes(num_bytes) for name, num_bytes in memory.items()}
         line = f"device memory: {shown['taken']} taken, {shown['planned']} planned, {shown['free']} free of "
@@ -81,14 +81,13 @@ def load_engine(
         "cache_bytes": engine.runner.cache_bytes,
         "load_seconds": load_s,
         "startup_seconds": startup_s,
-        "device_memory": memory,
         "ceilings": asdict(ceilings),
     }
     return Loaded(name, engine, ModelCosts(model_config, placement, weight_bytes), ceilings, facts)
 
 
-def _memory_facts(engine: Engine) -> dict[str, int]:
-    """Return what an engine has taken of its GPU's memory and was planned to take, in bytes; {} on the CPU."""
+def memory_facts(engine: Engine) -> dict[str, int]:
+    """Return what an engine has taken of its GPU's memory so far and was planned to take, in bytes; {} on the CPU."""
     plan = engine.memory_plan
     if plan is None or not plan.placement.is_cuda:
         return {}
