@@ -14,8 +14,9 @@ import pytest
 from deltaic import _core, cli
 from deltaic.bench.ceilings import Ceilings, describe_ceilings, find_ceilings
 from deltaic.bench.latency import Sample, Workload, describe, needed_model_len, run_workload
+from deltaic.bench.lengths import random_requests
 from deltaic.bench.report import percentile, summary, table
-from deltaic.bench.throughput import bound_seconds, random_requests, run_requests
+from deltaic.bench.throughput import bound_seconds, run_requests
 from deltaic.device import place
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig

@@ -179,12 +179,13 @@ def throughput(
 ) -> None:
     """Run many requests, all queued at once, and count what came out a second."""
     from deltaic.bench import throughput as bench
+    from deltaic.bench.lengths import random_requests
     from deltaic.bench.loading import load_engine, memory_facts
     from deltaic.bench.report import write_json
     from deltaic.progress import ProgressBar
 
     with usage():
-        requests = bench.random_requests(num_prompts, input_len, output_len, random_range_ratio, seed)
+        requests = random_requests(num_prompts, input_len, output_len, random_range_ratio, seed)
         config = EngineConfig(
             load_format=load_format,
             device=device,
@@ -267,6 +268,7 @@ def serve(
     """Load a server that has OpenAI's interface, and time its streams."""
     from deltaic.bench import serve as bench
     from deltaic.bench.report import write_json
+    from deltaic.bench.serving import describe, details
 
     with usage():
         if plot is not None:
@@ -299,10 +301,10 @@ def serve(
             raise ValueError(f"result_filename is one name, {len(loads)} loads are asked for: leave it out")
     results = []
     for result, answers in bench.run(settings, loads):
-        print(bench.describe(result, settings.metrics, settings.percentiles), flush=True)
+        print(describe(result, settings.metrics, settings.percentiles), flush=True)
         results.append(result)
         if save_result or save_detailed:
-            extra = bench.details(answers) if save_detailed else {}
+            extra = details(answers) if save_detailed else {}
             path = result_dir / (result_filename or bench.file_name(result))
             write_json(path, result | extra)
     if plot is not None:

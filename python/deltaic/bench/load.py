@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deltaic.bench.http_client import HttpError, Url, request, server_sent_events
+from deltaic.bench.lengths import random_requests
 
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
 
@@ -88,8 +89,6 @@ def make_requests(
     count: int, input_len: int, output_len: int, range_ratio: float, *, as_text: bool, vocab_size: int, seed: int
 ) -> list[LoadRequest]:
     """Return random prompts: token ids below vocab_size, or as many common words; lengths as random_requests draws."""
-    from deltaic.bench.throughput import random_requests
-
     rng = random.Random(seed)
     lengths = random_requests(count, input_len, output_len, range_ratio, seed)
     requests = []

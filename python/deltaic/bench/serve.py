@@ -11,20 +11,8 @@ from typing import Any
 
 from deltaic.bench.http_client import HttpError, Url
 from deltaic.bench.load import Answer, Target, arrival_times, ask, make_requests, run_load, served_model
-from deltaic.bench.serving import METRICS, describe, details, measure_answers
+from deltaic.bench.serving import METRICS, measure_answers
 from deltaic.progress import ProgressBar
-
-__all__ = [
-    "Load",
-    "ServeSettings",
-    "describe",
-    "details",
-    "file_name",
-    "parse_goodput",
-    "parse_metrics",
-    "parse_percentiles",
-    "run",
-]
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 _READY_CHECK_S = 1.0
