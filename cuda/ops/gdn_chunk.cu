@@ -96,56 +96,46 @@ __device__ inline void invert_diagonal_block(float* matrix, int warp, int lane) 
     for (int i = 0; i < 16; ++i) block[i * kPitch + lane] = x[i];
 }
 
-// c[kRows x 4] = scale * a[kRows x 4 * num_fours] b[4 * num_fours x 4], all in the matrix.
-template <int kRows>
+// c[1 x 4] = scale * a[1 x 4 * num_fours] b[4 * num_fours x 4], all in the matrix.
 __device__ inline void multiply(const float* a, const float* b, int num_fours, float scale, float* c) {
-  float sum[kRows][4] = {};
+  float sum[4] = {};
 #pragma unroll 2
   for (int k = 0; k < num_fours * 4; k += 4) {
-    float left[kRows][4];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i)
-      *reinterpret_cast<float4*>(left[i]) = *reinterpret_cast<const float4*>(a + i * kPitch + k);
+    float left[4];
+    *reinterpret_cast<float4*>(left) = *reinterpret_cast<const float4*>(a + k);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float4 right = *reinterpret_cast<const float4*>(b + (k + j) * kPitch);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        sum[i][0] += left[i][j] * right.x, sum[i][1] += left[i][j] * right.y, sum[i][2] += left[i][j] * right.z,
-            sum[i][3] += left[i][j] * right.w;
+      sum[0] += left[j] * right.x, sum[1] += left[j] * right.y, sum[2] += left[j] * right.z,
+          sum[3] += left[j] * right.w;
     }
   }
-#pragma unroll
-  for (int i = 0; i < kRows; ++i)
-    *reinterpret_cast<float4*>(c + i * kPitch) =
-        float4{scale * sum[i][0], scale * sum[i][1], scale * sum[i][2], scale * sum[i][3]};
+  *reinterpret_cast<float4*>(c) = float4{scale * sum[0], scale * sum[1], scale * sum[2], scale * sum[3]};
 }
 
-// matrix = (1 + matrix)^-1 of a strictly lower matrix, by half of the warps. What lies above the diagonal blocks is
-// undefined after.
+// matrix = (1 + matrix)^-1 of a strictly lower matrix. What lies above the diagonal blocks is undefined after.
 __device__ inline void invert(float* matrix) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const auto at = [&](int row, int column) { return matrix + row * kPitch + column; };
-  if (warp < 4) {
-    const auto sync = [] { asm volatile("bar.sync 1, 128;" ::: "memory"); };
-    invert_diagonal_block(matrix, warp, lane);
-    sync();
-    {
-      const int first = thread / 64 * 32, second = first + 16, row = thread % 64 / 4, column = thread % 4 * 4;
-      multiply<1>(at(second + row, first), at(first, first + column), 4, 1.0F, at(first + row, second + column));
-      sync();
-      multiply<1>(at(second + row, second), at(first, second + column), 4, -1.0F, at(second + row, first + column));
-      sync();
-    }
-    {
-      // Warps agree on the block column of the first product and on the block row of the second: what is zero there is
-      // left out, and what is undefined with it.
-      const int row = (warp / 2 * 8 + lane / 4) * 2, column = (warp % 2 * 4 + lane % 4) * 4;
-      const int zeros = warp % 2 * 16;
-      multiply<2>(at(32 + row, zeros), at(zeros, column), (32 - zeros) / 4, 1.0F, at(row, 32 + column));
-      sync();
-      multiply<2>(at(32 + row, 32), at(0, 32 + column), warp / 2 == 0 ? 4 : 8, -1.0F, at(32 + row, column));
-    }
+  if (warp < 4) invert_diagonal_block(matrix, warp, lane);
+  __syncthreads();
+  {
+    const int first = thread / 64 * 32, second = first + 16, row = thread % 64 / 4, column = thread % 4 * 4;
+    if (warp < 4)
+      multiply(at(second + row, first), at(first, first + column), 4, 1.0F, at(first + row, second + column));
+    __syncthreads();
+    if (warp < 4)
+      multiply(at(second + row, second), at(first, second + column), 4, -1.0F, at(second + row, first + column));
+    __syncthreads();
+  }
+  {
+    // Warps agree on the block column of the first product and on the block row of the second: what is zero there is
+    // left out, and what is undefined with it.
+    const int row = warp / 2 * 8 + lane / 4, column = (warp % 2 * 4 + lane % 4) * 4;
+    const int zeros = warp % 2 * 16;
+    multiply(at(32 + row, zeros), at(zeros, column), (32 - zeros) / 4, 1.0F, at(row, 32 + column));
+    __syncthreads();
+    multiply(at(32 + row, 32), at(0, 32 + column), warp / 4 == 0 ? 4 : 8, -1.0F, at(32 + row, column));
   }
   __syncthreads();
 }

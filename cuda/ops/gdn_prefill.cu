@@ -60,8 +60,20 @@ struct Shared {
   uint4 values[kPairs][2][kGdnChunk / 16][32];
   std::uint64_t full[kStages], empty[kStages];  // empty: by the warps of this block
   std::uint64_t cluster_empty[kStages];         // by those of all blocks; of the first block
-  std::uint64_t state_full[kPairs][2], values_full[kPairs][2], handed_over[kPairs][2];
 };
+
+// Where the state warp and the output warp of a pair meet: named barriers, one a buffer. The one who has written or
+// read announces it, the other meets it.
+enum Meeting { kStateFull, kValuesFull, kHandedOver };
+__device__ inline int barrier_of(Meeting what, int pair, int buffer) {
+  return 1 + (what * kPairs + pair) * 2 + buffer;  // 0 is the block's
+}
+__device__ inline void meet(Meeting what, int pair, int buffer) {
+  asm volatile("bar.sync %0, 64;" ::"r"(barrier_of(what, pair, buffer)) : "memory");
+}
+__device__ inline void announce(Meeting what, int pair, int buffer) {
+  asm volatile("bar.arrive %0, 64;" ::"r"(barrier_of(what, pair, buffer)) : "memory");
+}
 
 // The left operand of mma from an accumulator of 16 rows: columns 16 i ... are accumulators 2 i and 2 i + 1.
 __device__ inline uint4 operand(const float (&low)[4], const float (&high)[4]) {
@@ -136,11 +148,10 @@ __device__ void walk_state(Shared& shared, State* rows, bool has_state, int num_
     uint4 a[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) a[i] = operand(s[2 * i], s[2 * i + 1]);
-    barrier_wait(&shared.handed_over[pair][buffer], chunk / 2 & 1 ^ 1);
+    if (chunk >= 2) meet(kHandedOver, pair, buffer);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) shared.state[pair][buffer][i][lane] = a[i];
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.state_full[pair][buffer]);
+    announce(kStateFull, pair, buffer);
 
     const Stage& stage = shared.stages[chunk % kStages];
     barrier_wait(&shared.full[chunk % kStages], chunk / kStages & 1);
@@ -161,8 +172,7 @@ __device__ void walk_state(Shared& shared, State* rows, bool has_state, int num_
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) shared.values[pair][buffer][i][lane] = operand(v[2 * i], v[2 * i + 1]);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.values_full[pair][buffer]);
+    announce(kValuesFull, pair, buffer);
 
     const float decay = stage.from_start[kGdnChunk - 1];
 #pragma unroll
@@ -203,7 +213,7 @@ __device__ void walk_output(Shared& shared, T* out, std::int64_t out_stride, std
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const int buffer = chunk % 2;
     const Stage& stage = shared.stages[chunk % kStages];
-    barrier_wait(&shared.state_full[pair][buffer], chunk / 2 & 1);
+    meet(kStateFull, pair, buffer);
     uint4 a[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) a[i] = shared.state[pair][buffer][i][lane];
@@ -215,7 +225,7 @@ __device__ void walk_output(Shared& shared, T* out, std::int64_t out_stride, std
       const float2 decay = *reinterpret_cast<const float2*>(stage.from_start + i * 8 + quad * 2);
       o[i][0] *= decay.x, o[i][1] *= decay.y, o[i][2] *= decay.x, o[i][3] *= decay.y;
     }
-    barrier_wait(&shared.values_full[pair][buffer], chunk / 2 & 1);
+    meet(kValuesFull, pair, buffer);
     const char* p = reinterpret_cast<const char*>(stage.p);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -229,11 +239,9 @@ __device__ void walk_output(Shared& shared, T* out, std::int64_t out_stride, std
         mma(o[2 * tokens + 1], left, b[2], b[3]);
       }
     }
+    if (chunk + 2 < num_chunks) announce(kHandedOver, pair, buffer);
     __syncwarp();
-    if (lane == 0) {
-      barrier_arrive(&shared.handed_over[pair][buffer]);
-      release(chunk % kStages);
-    }
+    if (lane == 0) release(chunk % kStages);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const std::uint32_t low = transposed(pack<T>(o[i][0], o[i][1]));
@@ -267,12 +275,6 @@ __global__ void __launch_bounds__(kThreads, 1) gdn_prefill_kernel(const __grid_c
       barrier_init(&shared.empty[i], kConsumers);
       barrier_init(&shared.cluster_empty[i], kConsumers * kBlocks);
     }
-    for (int i = 0; i < kPairs; ++i)
-      for (int j = 0; j < 2; ++j) {
-        barrier_init(&shared.state_full[i][j], 1);
-        barrier_init(&shared.values_full[i][j], 1);
-        barrier_init(&shared.handed_over[i][j], 1);
-      }
   }
   fence_barrier_init();
   cluster.sync();
