@@ -13,7 +13,15 @@ using Descriptor = void*;  // of a product, a layout or a preference: opaque
 enum DataType : int { kF32 = 0, kF16 = 2, kBf16 = 14 };
 enum ComputeType : int { kComputeF32 = 68 };
 enum DescriptorAttribute : int { kTransposeA = 3, kTransposeB = 4 };
-enum PreferenceAttribute : int { kMaxWorkspaceBytes = 1, kMinAlignmentA = 5, kMinAlignmentD = 8 };  // 5 to 8: A to D
+enum PreferenceAttribute : int {
+  kMaxWorkspaceBytes = 1,
+  kReductionSchemes = 3,
+  kMinAlignmentA = 5,
+  kMinAlignmentD = 8
+};  // 5 to 8: A to D
+enum ReductionScheme : std::uint32_t {
+  kReduceInComputeType = 2
+};  // of a product whose sum is split; no split is allowed, too
 inline constexpr int kTransposed = 1;
 
 struct Algorithm {

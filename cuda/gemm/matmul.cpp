@@ -78,6 +78,9 @@ const Matmul::Plan& Matmul::plan_of(const Key& key, DType dtype, DType out_dtype
   const std::unique_ptr<void, int (*)(void*)> owner(preference, lib.preference_destroy);
   check_status(lib.preference_set(preference, cublaslt::kMaxWorkspaceBytes, &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
                "MatmulPreferenceSetAttribute");
+  constexpr std::uint32_t kSchemes = cublaslt::kReduceInComputeType;  // never in the dtype of y
+  check_status(lib.preference_set(preference, cublaslt::kReductionSchemes, &kSchemes, sizeof(kSchemes)),
+               "MatmulPreferenceSetAttribute");
   for (int operand = cublaslt::kMinAlignmentA; operand <= cublaslt::kMinAlignmentD; ++operand)
     check_status(lib.preference_set(preference, operand, &kAlignment, sizeof(kAlignment)),
                  "MatmulPreferenceSetAttribute");

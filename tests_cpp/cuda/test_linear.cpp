@@ -19,6 +19,45 @@ struct Gpu {
   }
 };
 
+struct LinearCase {
+  DType dtype, out_dtype;
+  std::int64_t num_tokens, out_features, in_features;
+  bool accumulate, with_bias;
+};
+
+void check_linear(const Gpu& gpu, const LinearCase& c) {
+  const std::int64_t m = c.num_tokens, n = c.out_features, k = c.in_features;
+  CAPTURE(name(c.dtype));
+  CAPTURE(name(c.out_dtype));
+  CAPTURE(m);
+  CAPTURE(n);
+  CAPTURE(k);
+  CAPTURE(c.accumulate);
+  CAPTURE(c.with_bias);
+  const Tensor x = test::random({m, k}, c.dtype, 1), w = test::random({n, k}, c.dtype, 2);
+  const Tensor bias = test::random({n}, DType::f32, 3);
+  const Tensor y0 = c.accumulate ? test::random({m, n}, c.out_dtype, 4) : test::filled({m, n}, c.out_dtype, NAN);
+  auto expected = reference::linear(test::values(x), test::values(w), static_cast<std::size_t>(m),
+                                    static_cast<std::size_t>(n), static_cast<std::size_t>(k));
+  const auto b = test::values(bias), before = test::values(y0);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (c.with_bias) expected[i] += b[i % static_cast<std::size_t>(n)];
+    if (c.accumulate) expected[i] += before[i];
+  }
+  const Tensor dx = test::to_gpu(x), dw = test::to_gpu(w), db = test::to_gpu(bias), dy = test::to_gpu(y0);
+  ops::LinearOptions options{.bias = {}, .accumulate = c.accumulate};
+  if (c.with_bias) options.bias = db.view();
+  ops::linear(gpu.context(), dx.view(), test::weight_of(dw), options, dy.view());
+  constexpr double kTerm = 1.0 / 3.0;  // root mean square of a product of two values uniform in [-1, 1]
+  const double sums =
+      c.dtype == DType::f32 ? test::ordered_sum_tolerance(k, kTerm) : test::tensor_sum_tolerance(k, kTerm);
+  // cuBLASLt rounds the product before it is added to what is there, or the bias to it: none of these sums is larger
+  // than 1 + |expected| by more than the parts still to come, so each rounding is worth one of the result's at most.
+  const double roundings = m > 16 ? 1.0 + (c.accumulate ? 1.0 : 0.0) + (c.with_bias ? 1.0 : 0.0) : 1.0;
+  const double limit = std::max(sums, roundings * test::tolerance(c.out_dtype, k));
+  CHECK(test::max_error(test::values(test::to_host(dy)), expected) <= limit);
+}
+
 TEST_CASE("linear on CUDA agrees with the reference for few and many tokens, odd sizes, bias and accumulation") {
   if (!test::has_gpu()) return;
   const Gpu gpu;
@@ -27,32 +66,17 @@ TEST_CASE("linear on CUDA agrees with the reference for few and many tokens, odd
       for (const std::int64_t m : {1, 2, 8, 9, 16, 17, 70})
         for (const auto& [n, k] : {std::pair{24, 64}, {129, 128}, {300, 1088}, {7, 35}, {40, 704}})
           for (const bool accumulate : {false, true})
-            for (const bool with_bias : {false, true}) {
-              CAPTURE(name(dtype));
-              CAPTURE(name(out_dtype));
-              CAPTURE(m);
-              CAPTURE(n);
-              CAPTURE(k);
-              CAPTURE(accumulate);
-              CAPTURE(with_bias);
-              const Tensor x = test::random({m, k}, dtype, 1), w = test::random({n, k}, dtype, 2);
-              const Tensor bias = test::random({n}, DType::f32, 3);
-              const Tensor y0 = accumulate ? test::random({m, n}, out_dtype, 4) : test::filled({m, n}, out_dtype, NAN);
-              auto expected = reference::linear(test::values(x), test::values(w), static_cast<std::size_t>(m),
-                                                static_cast<std::size_t>(n), static_cast<std::size_t>(k));
-              const auto b = test::values(bias), before = test::values(y0);
-              for (std::size_t i = 0; i < expected.size(); ++i) {
-                if (with_bias) expected[i] += b[i % static_cast<std::size_t>(n)];
-                if (accumulate) expected[i] += before[i];
-              }
-              const Tensor dx = test::to_gpu(x), dw = test::to_gpu(w), db = test::to_gpu(bias), dy = test::to_gpu(y0);
-              ops::LinearOptions options{.bias = {}, .accumulate = accumulate};
-              if (with_bias) options.bias = db.view();
-              ops::linear(gpu.context(), dx.view(), test::weight_of(dw), options, dy.view());
-              const double roundings = with_bias && m > 16 ? 2.5 : 1.0;
-              CHECK(test::max_error(test::values(test::to_host(dy)), expected) <=
-                    roundings * test::tolerance(out_dtype, k));
-            }
+            for (const bool with_bias : {false, true})
+              check_linear(gpu, {dtype, out_dtype, m, n, k, accumulate, with_bias});
+}
+
+TEST_CASE("every kernel of linear on CUDA, small: plain, streaming, cuBLASLt and the bias after it [sanitizer]") {
+  if (!test::has_gpu()) return;
+  const Gpu gpu;
+  for (const DType dtype : test::kFloatTypes)
+    for (const std::int64_t m : {1, 7, 16, 24})
+      for (const auto& [n, k] : {std::pair{24, 192}, {9, 35}})
+        for (const bool accumulate : {false, true}) check_linear(gpu, {dtype, dtype, m, n, k, accumulate, !accumulate});
 }
 
 TEST_CASE("a row of linear on CUDA has the same bits in any batch of up to 16 tokens, in f32 in any") {
@@ -72,46 +96,57 @@ TEST_CASE("a row of linear on CUDA has the same bits in any batch of up to 16 to
     }
 }
 
+// Of n x k weights.
+void check_fused_linear(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k, bool norm, bool silu_mul) {
+  CAPTURE(name(dtype));
+  CAPTURE(m);
+  CAPTURE(n);
+  CAPTURE(norm);
+  CAPTURE(silu_mul);
+  const std::int64_t columns = silu_mul ? n / 2 : n;
+  const Tensor x = test::random({m, k}, dtype, 1), w = test::random({n, k}, dtype, 2, 0.1);
+  const Tensor norm_weight = test::random({k}, DType::f32, 3);
+  auto rows = test::values(x);
+  if (norm) rows = reference::rms_norm(rows, test::values(norm_weight), 1e-6);
+  const auto all = reference::linear(rows, test::values(w), static_cast<std::size_t>(m), static_cast<std::size_t>(n),
+                                     static_cast<std::size_t>(k));
+  reference::Values expected;
+  for (std::int64_t t = 0; t < m; ++t)
+    for (std::int64_t i = 0; i < columns; ++i) {
+      const double value = all[static_cast<std::size_t>(t * n + i)];
+      expected.push_back(silu_mul ? reference::silu(value) * all[static_cast<std::size_t>(t * n + i + columns)]
+                                  : value);
+    }
+  const Tensor dx = test::to_gpu(x), dw = test::to_gpu(w), dn = test::to_gpu(norm_weight);
+  const Tensor dy = test::to_gpu(test::filled({m, columns}, dtype, NAN));
+  cuda::StreamingLinearArgs args{.x = dx.view(),
+                                 .weight = test::weight_of(dw),
+                                 .norm_weight = {},
+                                 .eps = 1e-6F,
+                                 .bias = {},
+                                 .silu_mul = silu_mul,
+                                 .y = dy.view()};
+  if (norm) args.norm_weight = dn.view();
+  cuda::streaming_linear({}, args);
+  CHECK(test::relative_error(test::values(test::to_host(dy)), expected) <= 1.5 * test::unit_roundoff(dtype));
+}
+
 TEST_CASE("streaming_linear fuses the norm before it and silu_mul after it") {
   if (!test::has_gpu()) return;
   for (const DType dtype : {DType::f16, DType::bf16})
     for (const std::int64_t m : {1, 3, 8, 13})
       for (const bool norm : {false, true})
-        for (const bool silu_mul : {false, true}) {
-          CAPTURE(name(dtype));
-          CAPTURE(m);
-          CAPTURE(norm);
-          CAPTURE(silu_mul);
-          const std::int64_t k = 2112, n = 302, columns = silu_mul ? n / 2 : n;
-          const Tensor x = test::random({m, k}, dtype, 1), w = test::random({n, k}, dtype, 2, 0.1);
-          const Tensor norm_weight = test::random({k}, DType::f32, 3);
-          auto rows = test::values(x);
-          if (norm) rows = reference::rms_norm(rows, test::values(norm_weight), 1e-6);
-          const auto all = reference::linear(rows, test::values(w), static_cast<std::size_t>(m),
-                                             static_cast<std::size_t>(n), static_cast<std::size_t>(k));
-          reference::Values expected;
-          for (std::int64_t t = 0; t < m; ++t)
-            for (std::int64_t i = 0; i < columns; ++i) {
-              const double value = all[static_cast<std::size_t>(t * n + i)];
-              expected.push_back(silu_mul ? reference::silu(value) * all[static_cast<std::size_t>(t * n + i + columns)]
-                                          : value);
-            }
-          const Tensor dx = test::to_gpu(x), dw = test::to_gpu(w), dn = test::to_gpu(norm_weight);
-          const Tensor dy = test::to_gpu(test::filled({m, columns}, dtype, NAN));
-          cuda::StreamingLinearArgs args{.x = dx.view(),
-                                         .weight = test::weight_of(dw),
-                                         .norm_weight = {},
-                                         .eps = 1e-6F,
-                                         .bias = {},
-                                         .silu_mul = silu_mul,
-                                         .y = dy.view()};
-          if (norm) args.norm_weight = dn.view();
-          cuda::streaming_linear({}, args);
-          CHECK(test::relative_error(test::values(test::to_host(dy)), expected) <= 1.5 * test::unit_roundoff(dtype));
-        }
+        for (const bool silu_mul : {false, true}) check_fused_linear(dtype, m, 302, 2112, norm, silu_mul);
 }
 
-TEST_CASE("embedding, silu_mul and sigmoid_mul on CUDA agree with their definitions") {
+TEST_CASE("streaming_linear, small: norm and silu_mul, more and fewer outputs than blocks [sanitizer]") {
+  if (!test::has_gpu()) return;
+  for (const std::int64_t m : {1, 5, 12})
+    for (const std::int64_t n : {30, 1350})
+      for (const bool fused : {false, true}) check_fused_linear(DType::bf16, m, n, 320, fused, fused);
+}
+
+TEST_CASE("embedding, silu_mul and sigmoid_mul on CUDA agree with their definitions [sanitizer]") {
   if (!test::has_gpu()) return;
   const ops::Context context{.device = test::kGpu};
   for (const DType dtype : test::kFloatTypes) {

@@ -26,4 +26,18 @@ inline double tolerance(DType dtype, std::int64_t num_terms) {
   return own + 4.0 * unit_roundoff(DType::f32) * std::sqrt(static_cast<double>(num_terms) + 4.0);
 }
 
+// The largest error of a sum of num_terms products of root mean square `term` that is kept in f32 and made term by term
+// (sums in lanes or blocks stay below). After j products the sum is about term * sqrt(j), and each addition rounds it
+// by up to u = half a unit in the last place, evenly: the variance is u^2 / 3 * term^2 * num_terms^2 / 2. Four
+// deviations.
+inline double ordered_sum_tolerance(std::int64_t num_terms, double term) {
+  return 4.0 * unit_roundoff(DType::f32) * term * static_cast<double>(num_terms) / std::sqrt(6.0);
+}
+
+// The same for tensor cores: every product of 16 terms cuts its sum off, by up to 2u of term * sqrt(num_terms).
+inline double tensor_sum_tolerance(std::int64_t num_terms, double term) {
+  const auto n = static_cast<double>(num_terms);
+  return 2.0 * unit_roundoff(DType::f32) * n / 16.0 * term * std::sqrt(n);
+}
+
 }  // namespace deltaic::test

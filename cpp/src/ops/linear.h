@@ -24,7 +24,7 @@ bool linear_fuses(const Context& ctx, TensorView x, const Weight& weight);
 //   y       [num_tokens, out_features]  dtype of x or f32; rows contiguous, any row stride; must not overlap x
 // The order in which one element is summed does not depend on num_tokens: a row gives the same bits in any batch. On
 // CUDA that holds in f32, and in f16 and bf16 among batches of up to 16 tokens; larger ones go to cuBLASLt, which
-// chooses by size. There ctx.matmul is needed, and with a bias y is rounded once more.
+// chooses by size. There ctx.matmul is needed, and y is rounded once more with a bias and once more with accumulate.
 void linear(const Context& ctx, TensorView x, const Weight& weight, const LinearOptions& options, TensorView y);
 inline void linear(const Context& ctx, TensorView x, const Weight& weight, TensorView y) {
   linear(ctx, x, weight, {}, y);
