@@ -79,6 +79,11 @@ void embedding(ops::Stream, TensorView, const ops::Weight&, TensorView) { no_cud
 void silu_mul(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("silu_mul"); }
 void sigmoid_mul(ops::Stream, TensorView, TensorView) { no_cuda("sigmoid_mul"); }
 void moe_router(ops::Stream, TensorView, TensorView, bool, TensorView, TensorView) { no_cuda("moe_router"); }
+bool moe_route_fits(TensorView, const ops::Weight&, std::int64_t) { no_cuda("moe_route"); }
+void moe_route(ops::Stream, TensorView, const ops::FusedNorm&, const ops::Weight&, std::int64_t, bool, TensorView,
+               TensorView) {
+  no_cuda("moe_route");
+}
 bool moe_experts_fuses_norm(TensorView, TensorView, TensorView, std::int64_t) { no_cuda("moe_experts"); }
 void moe_experts(ops::Stream, TensorView, const ops::FusedNorm&, TensorView, TensorView, TensorView, TensorView,
                  TensorView, TensorView) {

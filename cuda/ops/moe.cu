@@ -33,10 +33,12 @@ __global__ void __launch_bounds__(kRouterWarps * 32)
     expert_ids[k] = num_experts;
     weights[k] = 1.0F / (1.0F + expf(-__ldcg(shared_logits + token * shared_stride)));
   }
-  top_experts(logits + token * stride, num_experts, k, renormalize, [&](int j, int id, float weight) {
-    expert_ids[j] = id;
-    weights[j] = weight;
-  });
+  logits += token * stride;
+  top_experts([&](int expert) { return __ldcg(logits + expert); }, num_experts, k, renormalize,
+              [&](int j, int id, float weight) {
+                expert_ids[j] = id;
+                weights[j] = weight;
+              });
 }
 
 template <class Gate, class T>

@@ -7,8 +7,8 @@ namespace deltaic::cuda {
 
 constexpr int kMaxExperts = 1024, kMaxExpertsPerToken = 32;
 
-template <int kPerLane, class Store>
-__device__ void top_experts_of(const float* logits, int num_experts, int k, bool renormalize, Store&& store) {
+template <int kPerLane, class Logit, class Store>
+__device__ void top_experts_of(Logit&& logit, int num_experts, int k, bool renormalize, Store&& store) {
   const int lane = threadIdx.x % 32;
   float value[kPerLane];
   unsigned key[kPerLane];  // ordered as the logits; 0: not there, or taken
@@ -19,7 +19,7 @@ __device__ void top_experts_of(const float* logits, int num_experts, int k, bool
     const int expert = i * 32 + lane;
     key[i] = 0, value[i] = -INFINITY;
     if (expert >= num_experts) continue;
-    value[i] = __ldcg(logits + expert) + 0.0F;  // -0 becomes +0
+    value[i] = logit(expert) + 0.0F;  // -0 becomes +0
     const unsigned bits = __float_as_uint(value[i]);
     key[i] = max(1U, (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U);
     largest = value[i] > largest ? value[i] : largest;
@@ -63,14 +63,14 @@ __device__ void top_experts_of(const float* logits, int num_experts, int k, bool
 }
 
 // The router's choice for one token, by one warp: softmax over all experts in f32, the k largest logits (ties: the
-// lower id), renormalised when asked. k is at most 32; lane j < k calls
-// store(j, id, weight), best first. Logits are read through L2.
-template <class Store>
-__device__ void top_experts(const float* logits, int num_experts, int k, bool renormalize, Store&& store) {
+// lower id), renormalised when asked. k is at most 32; logit(expert) is called for each expert by one lane, and lane
+// j < k calls store(j, id, weight), best first.
+template <class Logit, class Store>
+__device__ void top_experts(Logit&& logit, int num_experts, int k, bool renormalize, Store&& store) {
   if (num_experts <= 256)
-    top_experts_of<8>(logits, num_experts, k, renormalize, store);
+    top_experts_of<8>(logit, num_experts, k, renormalize, store);
   else
-    top_experts_of<kMaxExperts / 32>(logits, num_experts, k, renormalize, store);
+    top_experts_of<kMaxExperts / 32>(logit, num_experts, k, renormalize, store);
 }
 
 }  // namespace deltaic::cuda

@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
 
 #include <numeric>
+#include <tuple>
 
+#include "cpp/src/ops/linear.h"
 #include "cpp/src/ops/moe.h"
 #include "cuda/gemm/moe_grouped.h"
 #include "cuda/gemm/moe_streaming.h"
@@ -14,7 +16,7 @@ namespace {
 
 const ops::Context kContext{.device = test::kGpu};
 
-TEST_CASE("moe_router on CUDA chooses as on the CPU") {
+TEST_CASE("moe_router on CUDA chooses as on the CPU [sanitizer]") {
   if (!test::has_gpu()) return;
   for (const bool renormalize : {false, true})
     for (const auto& [num_experts, k] : {std::pair{1, 1}, {5, 5}, {16, 2}, {100, 8}, {256, 8}, {512, 10}, {1000, 32}}) {
@@ -36,13 +38,78 @@ TEST_CASE("moe_router on CUDA chooses as on the CPU") {
     }
 }
 
-TEST_CASE("moe_router on CUDA gives valid ids for NaN logits") {
+TEST_CASE("moe_router on CUDA gives valid ids for NaN logits [sanitizer]") {
   if (!test::has_gpu()) return;
   const Tensor logits = test::to_gpu(test::filled({1, 8}, DType::f32, NAN));
   const Tensor ids(DType::i32, {1, 3}, test::kGpu), weights(DType::f32, {1, 3}, test::kGpu);
   ops::moe_router(kContext, logits.view(), true, ids.view(), weights.view());
   const Tensor got = test::to_host(ids);
   for (int j = 0; j < 3; ++j) CHECK(got.as<std::int32_t>()[j] == j);
+}
+
+struct RouteCase {
+  DType dtype;
+  std::int64_t num_experts, k, hidden, num_tokens;
+  bool has_shared;
+};
+
+void check_route(const RouteCase& c) {
+  const std::int64_t num_experts = c.num_experts, k = c.k, hidden = c.hidden, num_tokens = c.num_tokens;
+  const bool has_shared = c.has_shared;
+  const DType dtype = c.dtype;
+  CAPTURE(name(dtype));
+  CAPTURE(num_experts);
+  CAPTURE(num_tokens);
+  CAPTURE(has_shared);
+  const std::int64_t num_rows = num_experts + (has_shared ? 1 : 0), num_columns = k + (has_shared ? 1 : 0);
+  const Tensor x = test::to_gpu(test::random({num_tokens, hidden}, dtype, 1));
+  const Tensor router = test::to_gpu(test::random({num_rows, hidden}, dtype, 2, 0.3));
+  const Tensor norm_weight = test::to_gpu(test::random({hidden}, DType::f32, 3));
+  const ops::FusedNorm norm{.weight = norm_weight.view(), .eps = 1e-6F};
+  struct Choice {
+    Tensor ids, weights;
+  };
+  const auto new_choice = [&] {
+    return Choice{Tensor(DType::i32, {num_tokens, num_columns}, test::kGpu),
+                  test::to_gpu(test::filled({num_tokens, num_columns}, DType::f32, NAN))};
+  };
+  const Choice expected = new_choice(), all = new_choice(), alone = new_choice();
+  const Tensor logits(DType::f32, {num_tokens, num_rows}, test::kGpu);
+  ops::linear(kContext, x.view(), test::weight_of(router), {.bias = {}, .norm = norm}, logits.view());
+  TensorView expert_logits = logits.view(), shared_logits{};
+  expert_logits.shape[1] = num_experts;
+  if (has_shared) {
+    shared_logits = logits.view();
+    shared_logits.data = static_cast<float*>(shared_logits.data) + num_experts;
+    shared_logits.shape[1] = 1;
+  }
+  ops::moe_router(kContext, expert_logits, shared_logits, true, expected.ids.view(), expected.weights.view());
+  ops::moe_route(kContext, x.view(), norm, test::weight_of(router), num_experts, true, all.ids.view(),
+                 all.weights.view());
+  for (std::int64_t t = 0; t < num_tokens; ++t)
+    ops::moe_route(kContext, x.view().slice(t, t + 1), norm, test::weight_of(router), num_experts, true,
+                   alone.ids.view().slice(t, t + 1), alone.weights.view().slice(t, t + 1));
+  CHECK(test::bits(test::to_host(all.ids)) == test::bits(test::to_host(expected.ids)));
+  CHECK(test::max_error(test::values(test::to_host(all.weights)), test::values(test::to_host(expected.weights))) <=
+        2.0 * test::tensor_sum_tolerance(hidden, 1.0));
+  CHECK(test::bits(test::to_host(all.ids)) == test::bits(test::to_host(alone.ids)));
+  CHECK(test::bits(test::to_host(all.weights)) == test::bits(test::to_host(alone.weights)));
+}
+
+TEST_CASE("moe_route is norm, router and moe_router in one, and a token's result is its own") {
+  if (!test::has_gpu()) return;
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const auto& [num_experts, k, hidden] : {std::tuple{256, 8, 576}, {60, 4, 128}, {512, 10, 192}, {300, 2, 64}})
+      for (const std::int64_t num_tokens : {1, 7, 16})
+        for (const bool has_shared : {false, true})
+          check_route({dtype, num_experts, k, hidden, num_tokens, has_shared});
+}
+
+TEST_CASE("moe_route, small [sanitizer]") {
+  if (!test::has_gpu()) return;
+  check_route({DType::bf16, 60, 4, 128, 1, true});
+  check_route({DType::bf16, 256, 8, 128, 3, true});
+  check_route({DType::f16, 300, 2, 64, 2, false});
 }
 
 struct Layer {
@@ -113,28 +180,37 @@ double limit(DType dtype, std::int64_t num_terms) {
   return dtype == DType::f32 ? test::tolerance(DType::f32, num_terms) : 2.0 * test::unit_roundoff(dtype);
 }
 
+void check_experts(DType dtype, std::int64_t hidden, std::int64_t intermediate, std::int64_t num_tokens,
+                   std::int64_t k) {
+  CAPTURE(name(dtype));
+  CAPTURE(hidden);
+  CAPTURE(num_tokens);
+  CAPTURE(k);
+  const Layer layer(num_tokens, k, 7, hidden, intermediate, dtype);
+  const Tensor x = test::to_gpu(layer.x), gate_up = test::to_gpu(layer.gate_up), down = test::to_gpu(layer.down);
+  const Tensor ids = test::to_gpu(layer.ids), weights = test::to_gpu(layer.weights), y = test::to_gpu(layer.y);
+  const ops::ExpertWeights experts{
+      .gate = {}, .up = {}, .down = {}, .all_gate_up = test::weight_of(gate_up), .all_down = test::weight_of(down)};
+  const Tensor scratch = layer.scratch();
+  ops::moe_experts(kContext, x.view(), experts, ids.view(), weights.view(), scratch.view(), y.view());
+  CHECK(test::relative_error(test::values(test::to_host(y)), layer.expected(test::values(layer.x))) <=
+        limit(dtype, hidden * intermediate));
+}
+
 TEST_CASE("moe_experts on CUDA agrees with the reference and adds to y, whichever kernel runs") {
   if (!test::has_gpu()) return;
   for (const DType dtype : test::kFloatTypes)
     for (const auto& [hidden, intermediate] : {std::pair{64, 64}, {192, 128}, {35, 70}, {320, 192}})
-      for (const auto& [num_tokens, k] : {std::pair{1, 1}, {1, 4}, {3, 2}, {8, 5}, {13, 3}, {65, 3}, {300, 2}}) {
-        CAPTURE(name(dtype));
-        CAPTURE(hidden);
-        CAPTURE(num_tokens);
-        CAPTURE(k);
-        const Layer layer(num_tokens, k, 7, hidden, intermediate, dtype);
-        const Tensor x = test::to_gpu(layer.x), gate_up = test::to_gpu(layer.gate_up), down = test::to_gpu(layer.down);
-        const Tensor ids = test::to_gpu(layer.ids), weights = test::to_gpu(layer.weights), y = test::to_gpu(layer.y);
-        const ops::ExpertWeights experts{.gate = {},
-                                         .up = {},
-                                         .down = {},
-                                         .all_gate_up = test::weight_of(gate_up),
-                                         .all_down = test::weight_of(down)};
-        const Tensor scratch = layer.scratch();
-        ops::moe_experts(kContext, x.view(), experts, ids.view(), weights.view(), scratch.view(), y.view());
-        CHECK(test::relative_error(test::values(test::to_host(y)), layer.expected(test::values(layer.x))) <=
-              limit(dtype, hidden * intermediate));
-      }
+      for (const auto& [num_tokens, k] : {std::pair{1, 1}, {1, 4}, {3, 2}, {8, 5}, {13, 3}, {65, 3}, {300, 2}})
+        check_experts(dtype, hidden, intermediate, num_tokens, k);
+}
+
+TEST_CASE("every kernel of moe_experts on CUDA, small: streaming, grouped and plain [sanitizer]") {
+  if (!test::has_gpu()) return;
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const std::int64_t num_tokens : {1, 5, 12, 40}) check_experts(dtype, 128, 64, num_tokens, 3);
+  check_experts(DType::bf16, 35, 70, 5, 3);
+  check_experts(DType::f32, 64, 64, 5, 3);
 }
 
 TEST_CASE("the streaming and the grouped kernels agree with the reference at every number of tokens they take") {
@@ -174,7 +250,7 @@ TEST_CASE("the streaming and the grouped kernels agree with the reference at eve
       }
 }
 
-TEST_CASE("moe_streaming fuses the norm before it and the shared expert") {
+TEST_CASE("moe_streaming fuses the norm before it and the shared expert [sanitizer]") {
   if (!test::has_gpu()) return;
   for (const DType dtype : {DType::f16, DType::bf16})
     for (const std::int64_t num_tokens : {1, 5, 12}) {
@@ -211,7 +287,7 @@ TEST_CASE("moe_streaming fuses the norm before it and the shared expert") {
     }
 }
 
-TEST_CASE("add_sigmoid_scaled on CUDA agrees with its definition") {
+TEST_CASE("add_sigmoid_scaled on CUDA agrees with its definition [sanitizer]") {
   if (!test::has_gpu()) return;
   for (const DType dtype : test::kFloatTypes)
     for (const DType gate_dtype : {dtype, DType::f32}) {

@@ -30,11 +30,17 @@ void Moe::forward(const ops::Context& ctx, LayerInput& input, const StepShape& s
       !shared_expert && ops::moe_experts_fuses_norm(ctx, input.x(), experts, buffers.expert_ids.shape[1]);
   if (!experts_norm) input.normed(ctx);
 
-  router.forward(ctx, input, buffers.router_logits);
-  const TensorView logits = columns(buffers.router_logits, 0, num_experts);
   const TensorView shared_logits = has_shared_expert ? columns(buffers.router_logits, num_experts, 1) : TensorView{};
-  ops::moe_router(ctx, logits, is_shared_among_experts() ? shared_logits : TensorView{}, renormalize,
-                  buffers.expert_ids, buffers.expert_weights);
+  if (!shared_expert && router.parts.size() == 1 &&
+      ops::moe_route_fits(ctx, input.x(), router.parts[0].weight, num_experts)) {
+    ops::moe_route(ctx, input.x(), input.norm(), router.parts[0].weight, num_experts, renormalize, buffers.expert_ids,
+                   buffers.expert_weights);
+  } else {
+    router.forward(ctx, input, buffers.router_logits);
+    ops::moe_router(ctx, columns(buffers.router_logits, 0, num_experts),
+                    is_shared_among_experts() ? shared_logits : TensorView{}, renormalize, buffers.expert_ids,
+                    buffers.expert_weights);
+  }
   ops::moe_experts(ctx, experts_norm ? input.x() : input.normed(ctx), experts, buffers.expert_ids,
                    buffers.expert_weights, buffers.expert_scratch, y, experts_norm ? input.norm() : ops::FusedNorm{});
   if (!shared_expert) return;
