@@ -61,4 +61,7 @@ __device__ inline void bulk_wait() {
 // Ordinary writes of shared memory become visible to the copy engine.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same for global memory.
+__device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 }  // namespace deltaic::cuda

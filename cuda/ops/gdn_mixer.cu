@@ -2,6 +2,8 @@
 //   the norm: a warp kRows (token, head) pairs, in place; bound by memory
 #include "cpp/src/ops/gdn_mixer.h"
 
+#include <algorithm>
+
 #include "cuda/device/convert.cuh"
 #include "cuda/handles.h"
 #include "cuda/launch.cuh"
@@ -129,27 +131,36 @@ std::size_t qkv_bytes(const ops::GdnShape& shape, DType dtype, std::int64_t num_
 
 std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape& shape, DType dtype, std::int64_t num_tokens,
                                       std::int64_t num_seqs) {
-  return kAlignment + qkv_bytes(shape, dtype, num_tokens) + gdn_prefill_workspace_bytes(shape, num_tokens, num_seqs);
+  // Decodes are done with it when the others begin.
+  return kAlignment +
+         std::max(gdn_decode_workspace_bytes(shape, num_seqs),
+                  qkv_bytes(shape, dtype, num_tokens) + gdn_prefill_workspace_bytes(shape, num_tokens, num_seqs));
 }
 
 void gdn_mixer(ops::Stream stream, const ops::GdnMixerArgs& args) {
   const ops::GdnSequences& all = args.sequences;
   const std::int64_t num_tokens = args.proj.shape[0], num_seqs = all.state_indices.shape[0];
+  auto* memory = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(args.workspace.data) + kAlignment - 1) /
+                                         kAlignment * kAlignment);
   std::int64_t first = all.num_decodes;  // sequence and token that the decode kernel leaves
   if (first > 0) {
-    const GdnDecodeArgs decode{.shape = args.shape,
-                               .layout = args.layout,
-                               .proj = args.proj.slice(0, first),
-                               .conv_weight = args.conv_weight,
-                               .A_log = args.A_log,
-                               .dt_bias = args.dt_bias,
-                               .norm_weight = args.norm_weight,
-                               .eps = args.eps,
-                               .state_indices = all.state_indices.slice(0, first),
-                               .has_initial_state = all.has_initial_state.slice(0, first),
-                               .conv_state = args.conv_state,
-                               .temporal = args.temporal,
-                               .out = args.out.slice(0, first)};
+    const GdnDecodeArgs decode{
+        .shape = args.shape,
+        .layout = args.layout,
+        .proj = args.proj.slice(0, first),
+        .conv_weight = args.conv_weight,
+        .A_log = args.A_log,
+        .dt_bias = args.dt_bias,
+        .norm_weight = args.norm_weight,
+        .eps = args.eps,
+        .state_indices = all.state_indices.slice(0, first),
+        .has_initial_state = all.has_initial_state.slice(0, first),
+        .conv_state = args.conv_state,
+        .temporal = args.temporal,
+        .workspace =
+            make_view(memory, DType::u8, {static_cast<std::int64_t>(gdn_decode_workspace_bytes(args.shape, first))},
+                      args.proj.device),
+        .out = args.out.slice(0, first)};
     if (can_decode_gdn(decode))
       gdn_decode(stream, decode);
     else
@@ -160,8 +171,6 @@ void gdn_mixer(ops::Stream stream, const ops::GdnMixerArgs& args) {
   const ops::GdnSequences rest{.query_start_loc = all.query_start_loc.slice(first, num_seqs + 1),
                                .state_indices = all.state_indices.slice(first, num_seqs),
                                .has_initial_state = all.has_initial_state.slice(first, num_seqs)};
-  auto* memory = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(args.workspace.data) + kAlignment - 1) /
-                                         kAlignment * kAlignment);
   const TensorView qkv = make_view(memory, args.proj.dtype, {num_tokens, args.shape.conv_dim()}, args.proj.device);
   memory += qkv_bytes(args.shape, args.proj.dtype, num_tokens);
   causal_conv(stream, args.shape, args.layout, args.proj, args.conv_weight, rest, args.conv_state, qkv);
