@@ -42,7 +42,13 @@ class ScriptedEngine:
 
     @property
     def scheduler_config(self) -> SimpleNamespace:
-        return SimpleNamespace(max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
+        return SimpleNamespace(
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            block_size=16,
+            mamba_block_size=64,
+            enable_prefix_caching=True,
+        )
 
     def stats(self) -> EngineStats:
         return EngineStats(

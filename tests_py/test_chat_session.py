@@ -35,7 +35,7 @@ class EchoLLM:
         if text == "too long":
             raise ValueError("the prompt has 5000 tokens")
         pieces = list(self._say(text))
-        metrics = RequestMetrics(0.0, 0.25, 1.25, 11)
+        metrics = RequestMetrics(0.0, first_token_time=0.25, last_token_time=1.25, num_generation_tokens=11)
         for i, piece in enumerate(pieces):
             if isinstance(piece, BaseException):
                 raise piece

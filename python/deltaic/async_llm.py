@@ -20,6 +20,8 @@ from deltaic.engine_config import EngineConfig
 from deltaic.input_processor import EngineInput, InputProcessor, Prompt
 from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import SamplingParams
+from deltaic.scheduler_config import SchedulerConfig
+from deltaic.step_sizes import StepSizes
 from deltaic.text_engine import TextEngine
 from deltaic.tokenizer import Tokenizer
 
@@ -221,6 +223,15 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """Return the engine's figures after its last step."""
         return self._stats
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """Return how many tokens the engine's steps had."""
+        return self._text.step_sizes
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return self._text.engine.scheduler_config
 
     def check_health(self) -> None:
         """Raise EngineStopped when no request would get an answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +64,7 @@ class Engine:
         self.scheduler_config = scheduler_config
         self.vocab_size = vocab_size
         self.async_scheduling = async_scheduling
+        self.on_schedule: Callable[[_core.SchedulerOutput], None] | None = None  # called with each step before it runs
         self._cache = cache
         self._scheduler = Scheduler(scheduler_config, cache)
         self._in_flight: deque[tuple[_core.SchedulerOutput, _core.AsyncModelRunnerOutput]] = deque()
@@ -182,6 +183,8 @@ class Engine:
         scheduler = self._scheduler
         step = scheduler.schedule()
         if step.total_num_scheduled_tokens:
+            if self.on_schedule is not None:
+                self.on_schedule(step)
             try:
                 self.runner.execute_model(step)
                 pending = self.runner.sample_tokens_async()

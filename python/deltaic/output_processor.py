@@ -90,6 +90,14 @@ class OutputProcessor:
     def unfinished_ids(self) -> list[str]:
         return list(self._requests)
 
+    def scheduled(self, step: _core.SchedulerOutput) -> None:
+        """Take the time at which the requests that a step starts were first scheduled."""
+        now = time.monotonic()
+        for new in step.scheduled_new_reqs:
+            known = self._of_engine.get(new.req_id)
+            if known is not None and known[0].metrics.scheduled_time is None:
+                known[0].metrics.scheduled_time = now
+
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Take a step's outputs; return what callers get, and the engine's ids of requests that a stop string ended.
 

@@ -42,6 +42,7 @@ class RequestMetrics:
     """When things happened to a request, in seconds of time.monotonic()."""
 
     arrival_time: float
+    scheduled_time: float | None = None  # when the first of its steps was
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_generation_tokens: int = 0

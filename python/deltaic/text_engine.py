@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deltaic import _core
 from deltaic.chat import ChatTemplate, Message, ToolFormat, find_chat_template
 from deltaic.checkpoint import default_sampling_fields, eos_token_ids, resolve_model
 from deltaic.engine import Engine
@@ -14,6 +15,7 @@ from deltaic.input_processor import EngineInput, InputProcessor
 from deltaic.output_processor import OutputProcessor
 from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import SamplingParams
+from deltaic.step_sizes import StepSizes
 from deltaic.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -41,6 +43,8 @@ class TextEngine:
             seed=seed,
         )
         self._outputs = OutputProcessor(self.tokenizer)
+        self.step_sizes = StepSizes()
+        self.engine.on_schedule = self._scheduled
         self._templates: dict[bool, ChatTemplate] = {}  # the model's own, by whether tools are given
 
     @property
@@ -111,6 +115,11 @@ class TextEngine:
         """Forget all requests."""
         for request_id in self._outputs.unfinished_ids():
             self.abort(request_id)
+
+    def _scheduled(self, step: _core.SchedulerOutput) -> None:
+        self.step_sizes.add(step.total_num_scheduled_tokens)
+        if step.scheduled_new_reqs:
+            self._outputs.scheduled(step)
 
     def has_unfinished_requests(self) -> bool:
         """Return whether step() has something to run, or rows of ended requests to let go."""

@@ -12,7 +12,7 @@ import openai
 import pytest
 from deltaic import AsyncLLM, RequestOutputKind, SamplingParams
 from deltaic.checkpoint import read_json
-from harness import until
+from harness import metric, until
 from openai.types.chat import ChatCompletionUserMessageParam
 
 FRANCE: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -253,3 +253,17 @@ def test_client_that_goes_gives_every_block_back(bundled_server: str, bundled_ll
     assert metric(after, "deltaic:kv_cache_usage_perc{") == 0
     aborted = 'deltaic:request_success_total{finished_reason="abort"'
     assert metric(after, aborted) - metric(before, aborted) == 4
+
+
+def test_times_and_steps_are_counted(bundled_server: str) -> None:
+    names = ("queue", "prefill", "decode", "inference")
+    before = {name: metric(bundled_server, f"request_{name}_time_seconds_sum") for name in names}
+    steps, tokens = (metric(bundled_server, f"iteration_tokens_total_{what}") for what in ("count", "sum"))
+    body = {"prompt": [7] * 20, "max_tokens": 5, "ignore_eos": True}
+    httpx.post(f"{bundled_server}/v1/completions", json=body, timeout=60)
+    spent = {name: metric(bundled_server, f"request_{name}_time_seconds_sum") - before[name] for name in names}
+    assert all(seconds > 0 for seconds in spent.values())
+    assert spent["inference"] == pytest.approx(spent["prefill"] + spent["decode"])
+    assert metric(bundled_server, "iteration_tokens_total_count") - steps >= 5
+    assert metric(bundled_server, "iteration_tokens_total_sum") - tokens == 20 + 4
+    assert metric(bundled_server, "cache_config_info", block_size="16") == 1

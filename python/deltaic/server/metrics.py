@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from deltaic.async_llm import AsyncLLM
 from deltaic.input_processor import EngineInput
-from deltaic.outputs import RequestOutput
+from deltaic.outputs import RequestMetrics, RequestOutput
+from deltaic.step_sizes import BOUNDS
 
 _LABELS = ["model_name"]
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -50,6 +51,29 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"deltaic:{name}", text, labels=_LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        yield self._step_sizes()
+        yield self._cache_config(stats.num_total_blocks)
+
+    def _step_sizes(self) -> Metric:
+        sizes, total, buckets = self._llm.step_sizes, 0, []
+        for bound, count in zip([*BOUNDS, "+Inf"], sizes.counts, strict=True):
+            total += count
+            buckets.append((str(bound), float(total)))
+        family = HistogramMetricFamily("deltaic:iteration_tokens_total", "Tokens of a step.", labels=_LABELS)
+        family.add_metric(self._labels, buckets, float(sizes.num_tokens))
+        return family
+
+    def _cache_config(self, num_blocks: int) -> Metric:
+        config = self._llm.scheduler_config
+        info = {
+            "block_size": config.block_size,
+            "mamba_block_size": config.mamba_block_size,
+            "num_gpu_blocks": num_blocks,
+            "enable_prefix_caching": config.enable_prefix_caching,
+        }
+        family = GaugeMetricFamily("deltaic:cache_config_info", "Sizes of the caches.", labels=[*_LABELS, *info])
+        family.add_metric([*self._labels, *map(str, info.values())], 1)
+        return family
 
 
 class ServerMetrics:
@@ -69,8 +93,16 @@ class ServerMetrics:
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between streamed outputs.", _SECONDS)
         self.per_token = self._histogram("request_time_per_output_token_seconds", "After the first token.", _SECONDS)
         self.latency = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
+        self.queue = self._histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
+        self.prefill = self._histogram("request_prefill_time_seconds", "From there to the first token.", _SECONDS)
+        self.decode = self._histogram("request_decode_time_seconds", "From there to the last token.", _SECONDS)
+        self.inference = self._histogram("request_inference_time_seconds", "From the first step on.", _SECONDS)
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.generation_tokens = self._histogram("request_generation_tokens", "Tokens generated for a prompt.", _TOKENS)
+        self.longest = self._histogram(
+            "request_max_num_generation_tokens", "Of a prompt's longest completion.", _TOKENS
+        )
+        self.computed = self._histogram("request_prefill_kv_computed_tokens", "Prompt tokens not cached.", _TOKENS)
         self.max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", _TOKENS)
         self.n = self._histogram("request_params_n", "n asked for.", _COUNTS)
 
@@ -96,6 +128,7 @@ class RequestObserver:
         self._metrics = metrics
         self._num_unfinished = sum(given.sampling_params.n for given in inputs)
         self._last_token_times: dict[int, float] = {}
+        self._num_tokens: dict[int, dict[int, int]] = {}  # prompt -> completion -> tokens generated
         for given in inputs:
             metrics.n.observe(given.sampling_params.n)
             metrics.prompt_tokens.observe(len(given.prompt_token_ids))
@@ -112,15 +145,33 @@ class RequestObserver:
             elif times.last_token_time > last:
                 self._metrics.inter_token.observe(times.last_token_time - last)
             self._last_token_times[index] = times.last_token_time
-            if output.finished:
-                self._metrics.latency.observe(times.last_token_time - times.arrival_time)
-                self._metrics.generation_tokens.observe(times.num_generation_tokens)
-                if times.tokens_per_second:
-                    self._metrics.per_token.observe(1 / times.tokens_per_second)
+        counts = self._num_tokens.setdefault(index, {})
         for completion in output.outputs:
+            counts[completion.index] = counts.get(completion.index, 0) + len(completion.token_ids)
             if completion.finish_reason is not None:
                 self._num_unfinished -= 1
                 self._metrics.count_end(completion.finish_reason)
+        if output.finished and times is not None:
+            metrics = self._metrics
+            metrics.generation_tokens.observe(times.num_generation_tokens)
+            metrics.longest.observe(max(counts.values()))
+            metrics.computed.observe(len(output.prompt_token_ids) - (output.num_cached_tokens or 0))
+            self._observe_times(times)
+
+    def _observe_times(self, times: RequestMetrics) -> None:
+        """Take the times of a prompt whose completions have ended."""
+        first, last, scheduled = times.first_token_time, times.last_token_time, times.scheduled_time
+        if first is None or last is None:
+            return  # ended without a token
+        metrics = self._metrics
+        metrics.latency.observe(last - times.arrival_time)
+        metrics.decode.observe(last - first)
+        if times.tokens_per_second:
+            metrics.per_token.observe(1 / times.tokens_per_second)
+        if scheduled is not None:
+            metrics.queue.observe(scheduled - times.arrival_time)
+            metrics.prefill.observe(first - scheduled)
+            metrics.inference.observe(last - scheduled)
 
     def end(self, reason: str) -> None:
         """Count what has not ended as ended for this reason."""
