@@ -143,7 +143,7 @@ def compare(sample: list[tuple[dict[str, Any], str]]) -> None:
 
 
 def test_load() -> None:
-    load(num_clients=16, num_requests=100, num_compared=8)
+    load(num_clients=16, num_requests=70, num_compared=6)
 
 
 @pytest.mark.slow

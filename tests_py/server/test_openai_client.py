@@ -193,19 +193,6 @@ def test_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="toy", prompt="", stream=True)
 
 
-@pytest.mark.parametrize(("length", "status"), [(4095, 200), (4096, 400), (4097, 400), (40960, 400)])
-def test_prompts_around_the_context(client: openai.OpenAI, length: int, status: int) -> None:
-    """D104."""
-    if status == 200:
-        answer = client.completions.create(model="toy", prompt=[7] * length, max_tokens=100)
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 1
-        assert answer.choices[0].finish_reason in ("length", "stop")
-        return
-    with pytest.raises(openai.BadRequestError, match=f"{length} tokens, and max_model_len = 4096"):
-        client.completions.create(model="toy", prompt=[7] * length, max_tokens=100)
-
-
 def test_many_clients_get_what_one_would(bundled_server: str, bundled_llm: AsyncLLM) -> None:
     prompts = [f"{word} {number}" for word in ("Once", "The king", "A dog", "Red") for number in range(6)]
 

@@ -46,7 +46,7 @@ def _send(case: Any) -> None:
 
 def test_schema_in_process(make: Maker) -> None:
     server = make("A ďog.<|im_end|>")
-    check_all(schemathesis.openapi.from_asgi("/openapi.json", server.app), 10, lambda: server.llm.num_unfinished == 0)
+    check_all(schemathesis.openapi.from_asgi("/openapi.json", server.app), 6, lambda: server.llm.num_unfinished == 0)
 
 
 @pytest.fixture

@@ -13,39 +13,14 @@ import httpx
 import pytest
 from deltaic.server import ServerSettings
 from deltaic.tokenizer import Tokenizer
-from events import join_choices, read_events
-from harness import Maker, Scripted, until
+from events import both_ways, read_events
+from harness import Maker, until
 
 HI = [{"role": "user", "content": "Hi"}]
 
 
 def forever(*_: object) -> list[int]:
     return [7] * 100_000
-
-
-def both_ways(server: Scripted, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the choices of an answer after checking that the stream says the same."""
-    whole, streamed = server.ask(
-        ("POST", path, {"json": body}),
-        ("POST", path, {"json": {**body, "stream": True, "stream_options": {"include_usage": True}}}),
-    )
-    assert whole.status_code == streamed.status_code == 200
-    assert streamed.headers["content-type"].startswith("text/event-stream")
-    events = read_events(streamed.text)
-    assert events[-1]["choices"] == []
-    assert events[-1]["usage"] == whole.json()["usage"]
-    assert len({event["id"] for event in events}) == 1
-    choices: list[dict[str, Any]] = whole.json()["choices"]
-    flat = []
-    for choice in choices:
-        flat.append({**choice, **choice.pop("message", {})})
-        flat[-1].pop("message", None)
-    told = [{key: value for key, value in choice.items() if value not in (None, "")} for choice in flat]
-    joined = [
-        {key: value for key, value in choice.items() if value not in (None, "")} for choice in join_choices(events)
-    ]
-    assert joined == told
-    return flat
 
 
 @pytest.mark.parametrize("step_size", [1, 2, 7])
@@ -73,31 +48,6 @@ def test_completion_streams_what_it_answers(make: Maker, fields: dict[str, Any],
     if not fields:
         assert choices[0]["text"] == ", there was a ďog 🌶👩‍👧."
         assert choices[0]["finish_reason"] == "stop"
-
-
-def test_stop_prefix_never_shows(make: Maker) -> None:
-    """D93."""
-    server = make("A #tag ## and ###END not this")
-    (choice,) = both_ways(server, "/v1/completions", {"prompt": "x", "stop": "###END", "max_tokens": 100})
-    assert choice["text"] == "A #tag ## and "
-    assert choice["stop_reason"] == "###END"
-
-
-@pytest.mark.parametrize(
-    ("says", "stop", "text", "reason"),
-    [
-        ("abc", ["abc", "b"], "a", "b"),
-        ("ab", ["ab", "b"], "", "ab"),
-        ("ab", ["b", "ab"], "a", "b"),
-        (" The user is a", ["a", "is"], " The user ", "is"),
-        (" The user is a", ["is", "a"], " The user ", "is"),
-    ],
-)
-def test_stop_that_is_complete_first_wins(make: Maker, says: str, stop: list[str], text: str, reason: str) -> None:
-    """D92: also when one step adds several characters."""
-    server = make(says, engine={"step_size": 9})
-    (choice,) = both_ways(server, "/v1/completions", {"prompt": "x", "stop": stop})
-    assert (choice["text"], choice["stop_reason"]) == (text, reason)
 
 
 @pytest.mark.parametrize("step_size", [1, 5])
@@ -138,14 +88,6 @@ def test_reasoning_is_split(
     (choice,) = both_ways(server, "/v1/chat/completions", {"messages": HI, "chat_template_kwargs": kwargs})
     assert choice.get("reasoning_content") == reasoning
     assert choice["content"] == content
-
-
-def test_stop_strings_hold_in_the_reasoning(make: Maker, thinking_model: Path) -> None:
-    """D95."""
-    server = make("Hm. STOP more</think>Yes.", model=thinking_model)
-    (choice,) = both_ways(server, "/v1/chat/completions", {"messages": HI, "stop": "STOP"})
-    assert (choice["reasoning_content"], choice["content"]) == ("Hm.", "")
-    assert choice["finish_reason"] == "stop"
 
 
 def test_chat_logprobs_and_completions_agree(make: Maker) -> None:

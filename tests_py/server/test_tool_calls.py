@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 from deltaic.server.tool_calls import CallPiece, ToolCallSplitter
-from events import read_events
-from harness import Maker, Scripted, running_server, until
+from events import chat_both_ways, read_events
+from harness import Maker, running_server, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -213,34 +213,6 @@ def test_arguments_come_in_pieces() -> None:
         assert (said, json.loads(call[1])) == ("", {"city": "far " * 100})
 
 
-def both_ways(server: Scripted, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the message and the finish reason, the same with a stream and without."""
-    whole = server.post("/v1/chat/completions", body)
-    assert whole.status_code == 200, whole.text
-    (choice,) = whole.json()["choices"]
-    message = choice["message"]
-    told = {
-        "content": message["content"] or "",
-        "reasoning": message.get("reasoning_content", ""),
-        "calls": [call["function"] for call in message.get("tool_calls", [])],
-        "finish_reason": choice["finish_reason"],
-    }
-    streamed: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish_reason": None}
-    for event in read_events(server.post("/v1/chat/completions", {**body, "stream": True}).text):
-        (choice,) = event["choices"]
-        streamed["content"] += choice["delta"].get("content", "")
-        streamed["reasoning"] += choice["delta"].get("reasoning_content", "")
-        for call in choice["delta"].get("tool_calls", []):
-            if "id" in call:
-                assert call["id"].startswith("call_")
-                streamed["calls"].append({"name": call["function"]["name"], "arguments": ""})
-            assert call["index"] == len(streamed["calls"]) - 1
-            streamed["calls"][-1]["arguments"] += call["function"]["arguments"]
-        streamed["finish_reason"] = choice["finish_reason"]
-    assert streamed == told
-    return told
-
-
 @pytest.mark.parametrize("step_size", [1, 2, 7])
 @pytest.mark.parametrize("form", ["json", "tags"])
 def test_calls_over_http(make: Maker, tool_model: Callable[[str], Path], form: str, step_size: int) -> None:
@@ -252,24 +224,14 @@ def test_calls_over_http(make: Maker, tool_model: Callable[[str], Path], form: s
     )
     says = f"<think>\nHm.\n{call[form]}\n{call[form]}<|im_end|>"
     server = make(says, model=tool_model(form), engine={"step_size": step_size})
-    told = both_ways(server, {"messages": HI, "tools": TOOLS})
+    told = chat_both_ways(server, {"messages": HI, "tools": TOOLS})
     assert told["reasoning"] == "Hm."
     assert told["content"] == ""
     assert told["finish_reason"] == "tool_calls"
     assert [json.loads(each["arguments"]) for each in told["calls"]] == [{"city": "Rome", "days": 2}] * 2
-    untouched = both_ways(server, {"messages": HI, "tools": TOOLS, "tool_choice": "none"})
+    untouched = chat_both_ways(server, {"messages": HI, "tools": TOOLS, "tool_choice": "none"})
     assert untouched["calls"] == []
     assert untouched["finish_reason"] == "stop"
-
-
-def test_call_that_is_cut_is_text(make: Maker, tool_model: Callable[[str], Path]) -> None:
-    """D99."""
-    server = make("Well <tool_call>\n{", model=tool_model("json"))
-    for max_tokens in range(1, 12):
-        told = both_ways(server, {"messages": HI, "tools": TOOLS, "max_tokens": max_tokens})
-        assert told["calls"] == []
-        assert told["finish_reason"] == "length"
-        assert "Well <tool_call>\n{".startswith(told["content"])
 
 
 def test_call_that_is_cut_in_its_arguments(make: Maker, tool_model: Callable[[str], Path]) -> None:
@@ -277,7 +239,7 @@ def test_call_that_is_cut_in_its_arguments(make: Maker, tool_model: Callable[[st
     whole = json.dumps({"city": "Rome at night"})
     seen = set()
     for max_tokens in range(1, 60):
-        told = both_ways(server, {"messages": HI, "tools": TOOLS, "max_tokens": max_tokens})
+        told = chat_both_ways(server, {"messages": HI, "tools": TOOLS, "max_tokens": max_tokens})
         assert told["finish_reason"] == "length"
         if told["calls"]:
             seen.add(told["calls"][0]["arguments"])
@@ -307,7 +269,7 @@ def test_call_that_is_asked_for(make: Maker, tool_model: Callable[[str], Path], 
     server = make(CALL[form].removeprefix(start) + f"\n<tool_call>\n{CALL[form]}<|im_end|>", model=tool_model(form))
     choice = "required" if name is None else {"type": "function", "function": {"name": name}}
     body: dict[str, Any] = {"messages": HI, "tools": TOOLS, "tool_choice": choice, "max_tokens": 400}
-    told = both_ways(server, body)
+    told = chat_both_ways(server, body)
     request = next(iter(server.engine.seen.values()))
     prompt = server.llm.get_tokenizer().decode(request.prompt_token_ids)
     assert prompt.endswith("<|im_start|>assistant\n<tool_call>\n" + start)
@@ -315,7 +277,7 @@ def test_call_that_is_asked_for(make: Maker, tool_model: Callable[[str], Path], 
     assert told["finish_reason"] == "tool_calls"
     assert [call["name"] for call in told["calls"]] == ["weather"] * (2 if name is None else 1)
     assert json.loads(told["calls"][0]["arguments"]) == {"city": "Rome"}
-    one = both_ways(server, {**body, "parallel_tool_calls": False})
+    one = chat_both_ways(server, {**body, "parallel_tool_calls": False})
     assert one["calls"] == told["calls"][:1]
 
 
@@ -337,7 +299,7 @@ def test_answer_without_the_call_that_is_asked_for(
     assert words in whole.json()["error"]["message"]
     assert whole.json()["error"]["code"] == "tool_call_failed"
     assert read_events(server.post("/v1/chat/completions", {**body, "stream": True}).text)[-1] == whole.json()
-    cut = both_ways(server, {**body, "max_tokens": 2})  # what is cut says so
+    cut = chat_both_ways(server, {**body, "max_tokens": 2})  # what is cut says so
     assert cut["finish_reason"] == "length"
     until(lambda: server.llm.num_unfinished == 0)
 
@@ -347,7 +309,7 @@ def test_forced_call_has_no_reasoning(make: Maker, tool_model: Callable[[str], P
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + "{{- '<think>\\n' }}")
     server = make('now", "arguments": {}}\n</tool_call><|im_end|>', model=folder)
-    told = both_ways(server, {"messages": HI, "tools": TOOLS, "tool_choice": "required"})
+    told = chat_both_ways(server, {"messages": HI, "tools": TOOLS, "tool_choice": "required"})
     assert (told["reasoning"], [call["name"] for call in told["calls"]]) == ("", ["now"])
     (prompt, _) = [request.prompt_token_ids for request in server.engine.seen.values()]
     assert server.llm.get_tokenizer().decode(prompt).endswith('<think>\n</think>\n\n<tool_call>\n{"name": "')
@@ -386,7 +348,7 @@ def test_history_with_calls(make: Maker, tool_model: Callable[[str], Path]) -> N
             {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
         ]
 
-    assert both_ways(server, {"messages": messages('{"city": "Rome"}'), "tools": TOOLS})["content"] == "fine"
+    assert chat_both_ways(server, {"messages": messages('{"city": "Rome"}'), "tools": TOOLS})["content"] == "fine"
     prompt = next(iter(server.engine.seen.values())).prompt_token_ids
     assert '"arguments": {"city": "Rome"}' in server.llm.get_tokenizer().decode(prompt)
     bad = server.post("/v1/chat/completions", {"messages": messages("{bad"), "tools": TOOLS})
