@@ -56,11 +56,21 @@ CudaExecutor::~CudaExecutor() {
 }
 
 void CudaExecutor::warm_up() {
+  constexpr int kPrefillTokens = 32;  // enough for the kernels of long prompts
   StepPlan nothing;
   nothing.inputs.query_start_loc = {0};
+  InputBatch& batch = parts_.planner.batch();
+  uploader_.upload(*parts_.stream, nothing, batch, parts_.groups.full_attn_group,
+                   std::min(kPrefillTokens, parts_.options.max_num_reqs));
+  ForwardInputs prefill = uploader_.inputs();
+  prefill.num_decodes = prefill.gdn.num_decodes = 0;
+  decoder_.forward(prefill, parts_.caches.views());
+
+  is_graph_step_ = !parts_.options.enforce_eager;
   run_forward(nothing, /*num_rows=*/1);
-  const std::shared_ptr<StepResult> result = results_->open();
-  enqueue_samples({}, *result);
+  std::vector<std::shared_ptr<StepResult>> results;  // as many as there may be in flight have their memory then
+  for (int i = 0; i < 3; ++i) results.push_back(results_->open());
+  enqueue_samples({}, *results.front());
   parts_.stream->wait();
 }
 

@@ -17,6 +17,12 @@ StepSizes largest(const StepUploader::Limits& limits, const StateCopier& copier)
 
 std::size_t with_alignment(std::size_t num_bytes) { return (num_bytes + 15) / 16 * 16; }
 
+// The arrays, the tokens, and what the kernel needs to know of the blocks.
+std::size_t num_staging_bytes(const StepSizes& sizes, std::size_t num_new_blocks) {
+  const auto tokens = static_cast<std::size_t>(sizes.num_tokens), rows = static_cast<std::size_t>(sizes.num_rows);
+  return StepArrays::at(nullptr, sizes).num_bytes + with_alignment(tokens * 4) + (3 * rows + 1 + num_new_blocks) * 4;
+}
+
 }  // namespace
 
 StepUploader::StepUploader(const Limits& limits, const StateCopier& copier, Device device)
@@ -27,7 +33,15 @@ StepUploader::StepUploader(const Limits& limits, const StateCopier& copier, Devi
       input_ids_(DType::i32, {limits.max_num_tokens}, device),
       block_table_(DType::i32, {limits.max_num_reqs, limits.block_table_row_stride}, device),
       slot_tables_(DType::i32, {limits.max_num_reqs, limits.block_table_row_stride}, device),
-      last_sampled_(DType::i32, {limits.max_num_reqs}, device) {}
+      last_sampled_(DType::i32, {limits.max_num_reqs}, device) {
+  // Enough for all but steps that start many long requests with cached prefixes: memory that is pinned later stalls.
+  StepSizes sizes = largest(limits, copier);
+  sizes.num_copies = 8 * copier.num_states();
+  const auto tokens = static_cast<std::size_t>(limits.max_num_tokens);
+  for (Staging& staging : stagings_)
+    staging.memory =
+        cuda::PinnedBuffer(num_staging_bytes(sizes, tokens + static_cast<std::size_t>(limits.block_table_row_stride)));
+}
 
 void StepUploader::count(const StepPlan& plan, const InputBatch& batch, int group, int num_rows) {
   sampled_rows_.clear();
@@ -73,7 +87,7 @@ void StepUploader::fill(const StepArrays& arrays, const StepPlan& plan, const In
   for (int i = plan.num_rows; i < sizes_.num_rows; ++i, ++sample) {
     const int token = num_real_tokens + i - plan.num_rows;
     arrays.query_start_loc[i + 1] = token + 1;
-    arrays.seq_lens[i] = 0;
+    arrays.seq_lens[i] = 1;
     arrays.state_indices[i] = -1;
     arrays.has_initial_state[i] = 0;
     arrays.logits_indices[sample] = token;
@@ -94,8 +108,7 @@ void StepUploader::upload(const cuda::Stream& stream, const StepPlan& plan, Inpu
   count(plan, batch, group, num_rows);
   const auto tokens = static_cast<std::size_t>(sizes_.num_tokens), rows = static_cast<std::size_t>(num_rows);
   const std::size_t array_bytes = StepArrays::at(nullptr, sizes_).num_bytes;
-  const std::size_t num_bytes =
-      array_bytes + with_alignment(tokens * 4) + (3 * rows + 1 + static_cast<std::size_t>(num_new_blocks_)) * 4;
+  const std::size_t num_bytes = num_staging_bytes(sizes_, static_cast<std::size_t>(num_new_blocks_));
 
   Staging& staging = stagings_[turn_++ % stagings_.size()];
   staging.was_read.wait();

@@ -30,7 +30,8 @@ class StepUploader {
   StepUploader(const Limits& limits, const StateCopier& copier, Device device);
 
   // Enqueues the step on the stream. Waits only when all buffers are still to be read. Rows from plan.num_rows to
-  // num_rows are padding: one token each, id 0 at position 0, without a slot anywhere.
+  // num_rows are padding: one token each, id 0 at position 0, that sees one key, without a
+  // slot anywhere.
   //   group  the attention group of the batch
   void upload(const cuda::Stream& stream, const StepPlan& plan, InputBatch& batch, int group, int num_rows);
 
