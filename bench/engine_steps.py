@@ -8,6 +8,7 @@ Weights are random. For each batch it prints, in ms per step:
   idle      the share of `step` that the device waits: 1 - device / step
   host      all that Python, the bindings and the core do in a step, but the wait for its tokens
   core      of host: ModelRunner.execute_model and sample_tokens_async, bindings included
+  resize    the longest of the steps after a quarter of the requests ends: a size that has no graph yet
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ def start(args: argparse.Namespace, batch: int) -> Engine:
         dtype=args.dtype,
         load_format="dummy",
         max_num_seqs=batch,
-        max_model_len=args.context + 1024,
+        max_model_len=args.max_model_len,
         kv_cache_memory_bytes=args.cache_gib << 30,
-        enable_prefix_caching=False,
+        enable_prefix_caching=args.prefix_caching,
         enforce_eager=args.eager,
     )
     engine = Engine.from_checkpoint(args.model, config)
@@ -110,6 +111,13 @@ def measure(engine: Engine, num_steps: int) -> dict[str, float]:
     device = (time.perf_counter() - begin) / num_steps
     for (scheduled, _), output in zip(ahead, outputs, strict=True):
         scheduler.update(scheduled, output)
+    for request in list(scheduler._running[: len(scheduler._running) // 4]):
+        engine.abort([request.req_id])
+    resize = 0.0
+    for _ in range(4):
+        begin = time.perf_counter()
+        engine.step()
+        resize = max(resize, time.perf_counter() - begin)
     return {
         "step": 1e3 * step,
         "median": 1e3 * statistics.median(walls),
@@ -118,6 +126,7 @@ def measure(engine: Engine, num_steps: int) -> dict[str, float]:
         "idle": 1 - device / step,
         "host": 1e3 * host,
         "core": 1e3 * core,
+        "resize": 1e3 * resize,
     }
 
 
@@ -126,14 +135,16 @@ def main() -> None:
     parser.add_argument("model", help="a config.json or a folder with one")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 128, 256])
     parser.add_argument("--context", type=int, default=16, help="tokens of each prompt")
+    parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--cache-gib", type=int, default=16)
     parser.add_argument("--sample", action="store_true", help="temperature and top-p instead of greedy")
+    parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--eager", action="store_true", help="no graphs")
     args = parser.parse_args()
-    names = ("step", "median", "device", "enqueued", "idle", "host", "core")
+    names = ("step", "median", "device", "enqueued", "idle", "host", "core", "resize")
     print("batch " + " ".join(f"{name:>9}" for name in names))
     for batch in args.batch:
         times = measure(start(args, batch), args.steps)

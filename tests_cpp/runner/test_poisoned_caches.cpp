@@ -104,8 +104,7 @@ TEST_CASE("D65: nothing at start-up or in a step writes a block or a slot that n
     const auto& kv = engine.runner.attn_kv()[0];
     const auto& state = engine.runner.gdn_state()[0];
     const auto bytes = [](const TensorView& view, std::int64_t row) {
-      std::vector<float> values = host_row<float>(view, row);
-      values.resize(static_cast<std::size_t>(view.numel() / view.shape[0]));
+      const std::vector<float> values = host_row<float>(view, row, view.numel() / view.shape[0]);
       const auto* begin = reinterpret_cast<const unsigned char*>(values.data());
       return std::vector<unsigned char>(begin, begin + values.size() * sizeof(float));
     };

@@ -22,15 +22,17 @@ inline Device test_device() {
 }
 inline bool on_cuda() { return test_device().type == DeviceType::cuda; }
 
-// Row `row` of a view of any device, gaps behind it included.
+// The first `count` elements of row `row` of a view of any device; -1: as far as the next row, gaps included, which the
+// last row need not have.
 template <class T>
-std::vector<T> host_row(const TensorView& view, std::int64_t row) {
+std::vector<T> host_row(const TensorView& view, std::int64_t row, std::int64_t count = -1) {
   const T* data = view.as<T>() + row * view.stride[0];
-  std::vector<T> values(static_cast<std::size_t>(view.stride[0]));
+  if (count < 0) count = view.stride[0];
+  std::vector<T> values(static_cast<std::size_t>(count));
   if (view.device.type == DeviceType::cuda)
     cuda::copy_and_wait(values.data(), data, values.size() * sizeof(T));
   else
-    values.assign(data, data + view.stride[0]);
+    values.assign(data, data + count);
   return values;
 }
 

@@ -66,11 +66,15 @@ void CudaExecutor::warm_up() {
   prefill.num_decodes = prefill.gdn.num_decodes = 0;
   decoder_.forward(prefill, parts_.caches.views());
 
-  is_graph_step_ = !parts_.options.enforce_eager;
-  run_forward(nothing, /*num_rows=*/1);
   std::vector<std::shared_ptr<StepResult>> results;  // as many as there may be in flight have their memory then
   for (int i = 0; i < 3; ++i) results.push_back(results_->open());
-  enqueue_samples({}, *results.front());
+  is_graph_step_ = !parts_.options.enforce_eager;
+  const int max_num_rows = is_graph_step_ ? parts_.options.max_num_reqs : 1;
+  for (int rows = max_num_rows; rows > 0; --rows) {
+    if (padded_num_rows(rows, max_num_rows) != rows) continue;
+    run_forward(nothing, rows);
+    for (const bool all_greedy : {true, false}) enqueue_samples({.all_greedy = all_greedy}, *results.front());
+  }
   parts_.stream->wait();
 }
 
@@ -84,9 +88,8 @@ void CudaExecutor::run_forward(const StepPlan& plan, int num_rows) {
   copy_states(uploader_.copies_before());
   ForwardInputs inputs = uploader_.inputs();
   if (is_graph_step_) {
-    inputs.max_seq_len = padded_seq_len(inputs.max_seq_len, parts_.options.max_model_len);
-    const StepGraphs::Key key{StepGraphs::Part::forward, num_rows, inputs.max_seq_len};
-    graphs_.run(*parts_.stream, key,
+    inputs.max_seq_len = parts_.options.max_model_len;
+    graphs_.run(*parts_.stream, {.part = StepGraphs::Part::forward, .num_rows = num_rows},
                 [&] { graph_hidden_states_[num_rows] = decoder_.forward(inputs, parts_.caches.views()); });
     hidden_states_ = graph_hidden_states_[num_rows];
   } else {

@@ -29,7 +29,7 @@ class CudaExecutor : public StepExecutor {
   void settle(StepPlan& plan) override;
 
  private:
-  // A step without a request, so that the first that has one finds libraries and kernels loaded.
+  // Steps without a request, so that the first that has one finds libraries and kernels loaded and its graph recorded.
   void warm_up();
   void run_forward(const StepPlan& plan, int num_rows);
   void copy_states(const std::array<TensorView, 3>& copies);
