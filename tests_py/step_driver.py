@@ -14,13 +14,25 @@ MAX_MODEL_LEN = 256
 BLOCK_SIZE = 16
 
 
-def make_runner(checkpoint: Path, max_num_reqs: int = 8) -> Any:
-    """Make an f32 runner whose caches start full of NaN, for max_num_reqs requests of MAX_MODEL_LEN tokens."""
-    plan = _core.MemoryPlanOptions(max_model_len=MAX_MODEL_LEN, max_num_seqs=max_num_reqs, block_size=BLOCK_SIZE)
+def make_runner(
+    checkpoint: Path,
+    max_num_reqs: int = 8,
+    device: _core.Device = CORE_DEVICE,
+    dtype: _core.DType = _core.DType.f32,
+) -> Any:
+    """Make a runner whose caches start full of NaN, for max_num_reqs requests of MAX_MODEL_LEN tokens."""
+    plan = _core.MemoryPlanOptions(
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=max_num_reqs,
+        block_size=BLOCK_SIZE,
+        kv_dtype=dtype,
+        conv_state_dtype=dtype,
+    )
     kv_cache = _core.make_kv_cache_groups(_core.load_model_config(checkpoint), plan)
     kv_cache.num_blocks = 1 + max_num_reqs * MAX_MODEL_LEN // BLOCK_SIZE
     options = _core.RunnerOptions(
-        device=CORE_DEVICE,
+        device=device,
+        dtype=dtype,
         max_num_reqs=max_num_reqs,
         max_model_len=MAX_MODEL_LEN,
         max_num_batched_tokens=max_num_reqs * MAX_MODEL_LEN,

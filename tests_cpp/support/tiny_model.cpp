@@ -112,9 +112,10 @@ std::string config_json(Architecture architecture, const TinyModelOptions& optio
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "partial_rotary_factor": 0.5,
     "rope_theta": 10000000.0, "max_position_embeddings": 4096, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24, "model_type": ")";
+    "moe_intermediate_size": 16, "model_type": ")";
   json += name(architecture);
-  json += R"(", "tie_word_embeddings": )" + std::string(options.tied ? "true" : "false");
+  json += R"(", "shared_expert_intermediate_size": )" + std::to_string(options.shared_intermediate);
+  json += R"(, "tie_word_embeddings": )" + std::string(options.tied ? "true" : "false");
   json += R"(, "attention_bias": )" + std::string(options.attention_bias ? "true" : "false");
   if (!options.extra_config.empty()) json += ", " + options.extra_config;
   return json + "}";

@@ -14,6 +14,7 @@ struct TinyModelOptions {
   bool tied = false;
   bool fused_experts = false;
   bool attention_bias = false;
+  int shared_intermediate = 24;
   std::uint64_t seed = 1;
   std::string extra_config = "";  // more members of config.json: "\"decoder_sparse_step\": 2"
 };

@@ -43,7 +43,7 @@ std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& co
                                                            WeightPlacement placement = {});
 
 // The same structure with random values that follow from the seed, the same on every device; on CUDA kernels write
-// them. On the CPU placement.dtype is f32 or bf16.
+// them.
 std::shared_ptr<const DecoderWeights> make_dummy_weights(const ModelConfig& config, WeightPlacement placement,
                                                          std::uint64_t seed);
 

@@ -55,15 +55,12 @@ class RandomSource final : public WeightSource {
       cuda_device_ = dst.device.index;
       return cuda::fill_uniform(dst, seed, range.centre, range.scale);
     }
-    const std::int64_t count = dst.numel();
-    if (dst.dtype == DType::f32) {
-      for (std::int64_t i = 0; i < count; ++i) dst.as<float>()[i] = uniform(seed, i, range.centre, range.scale);
-    } else if (dst.dtype == DType::bf16) {
-      for (std::int64_t i = 0; i < count; ++i)
-        dst.as<std::uint16_t>()[i] = to_bf16(uniform(seed, i, range.centre, range.scale));
-    } else {
-      throw Unsupported(
-          detail::concat("dummy weights in ", deltaic::name(dst.dtype), " on the CPU: f32 and bf16 are there"));
+    for (std::int64_t i = 0; i < dst.numel(); ++i) {
+      const float value = uniform(seed, i, range.centre, range.scale);
+      if (dst.dtype == DType::f32)
+        dst.as<float>()[i] = value;
+      else
+        dst.as<std::uint16_t>()[i] = dst.dtype == DType::bf16 ? to_bf16(value) : to_f16(value);
     }
   }
 
