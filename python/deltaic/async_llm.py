@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         **chat_options: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt or conversation, of the kind that the parameters' output_kind says.
 
         Cancelling, or closing the iterator, aborts the request. ValueError, TypeError or Unsupported for what is
