@@ -53,7 +53,7 @@ if step configure cmake --preset cuda -DDELTAIC_PYTHON=ON -DPython_EXECUTABLE="$
       tests_py/test_parity.py tests_py/test_invariance.py tests_py/test_engine_end_to_end.py
   fi
   if [ -n "$sanitize" ]; then
-    programs=(test_state_copy test_attention_kernels test_gdn_mixer test_cuda test_device_sampler test_runner)
+    programs=(test_state_copy test_attention_kernels test_gdn_mixer test_cuda test_device_sampler test_models test_runner)
     [ -n "$only" ] && programs=("$only")
     for tool in memcheck racecheck initcheck; do
       for program in "${programs[@]}"; do
