@@ -39,7 +39,7 @@ void bind_config(py::module_& m) {
       .def_readonly("num_experts", &ModelConfig::num_experts)
       .def_readonly("num_experts_per_token", &ModelConfig::num_experts_per_token)
       .def_readonly("moe_intermediate_size", &ModelConfig::moe_intermediate_size)
-      .def_readonly("shared_expert_intermediate_size", &ModelConfig::shared_expert_intermediate_size)
+      .def_readwrite("shared_expert_intermediate_size", &ModelConfig::shared_expert_intermediate_size)
       .def_readonly("attention_bias", &ModelConfig::attention_bias)
       .def_readonly("attention_output_gate", &ModelConfig::attention_output_gate)
       .def_readonly("num_mtp_layers", &ModelConfig::num_mtp_layers)

@@ -28,7 +28,8 @@ PYBIND11_MODULE(_core, m) {
   bind_scheduler_output(m);
   bind_cache(m);
   bind_input_batch(m);
-  bind_stages(m);
+  bind_step_hook(m);
   bind_runner(m);
+  bind_stages(m);
   bind_mamba(m);
 }

@@ -9,6 +9,7 @@ import os
 import typing
 
 import numpy
+import numpy.typing
 
 __all__: list[str] = [
     "Architecture",
@@ -20,6 +21,12 @@ __all__: list[str] = [
     "CacheManagerOptions",
     "CacheStats",
     "CachedRequestData",
+    "CodePredictorConfig",
+    "CodeSampling",
+    "CodecConfig",
+    "CodecDecoder",
+    "CodecStream",
+    "CodecTransformerConfig",
     "ConvLayout",
     "DType",
     "Device",
@@ -28,6 +35,7 @@ __all__: list[str] = [
     "Error",
     "FullAttentionSpec",
     "GdnMetadata",
+    "HiddenTap",
     "InputBatch",
     "InvalidArgument",
     "KVCacheConfig",
@@ -51,6 +59,7 @@ __all__: list[str] = [
     "SamplingMetadata",
     "SamplingParams",
     "SchedulerOutput",
+    "StageTensors",
     "StateCopies",
     "StateCopy",
     "StateCopyKind",
@@ -59,6 +68,8 @@ __all__: list[str] = [
     "StepInputs",
     "StepRow",
     "StepView",
+    "Talker",
+    "TalkerConfig",
     "TensorView",
     "TokenLogprobs",
     "UniformTypeKVCacheSpecs",
@@ -70,6 +81,7 @@ __all__: list[str] = [
     "device_name",
     "load_model_config",
     "make_kv_cache_groups",
+    "make_stage_runner",
     "measure_cpu_ceilings",
     "measure_gpu_ceilings",
     "num_cuda_devices",
@@ -336,6 +348,8 @@ class ModelConfig:
     def num_mtp_layers(self) -> int: ...
     @property
     def shared_expert_intermediate_size(self) -> int: ...
+    @shared_expert_intermediate_size.setter
+    def shared_expert_intermediate_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
     def tie_word_embeddings(self) -> bool: ...
     @property
@@ -1304,6 +1318,286 @@ class ModelRunner:
     @property
     def weight_bytes(self) -> int: ...
 
+class StageTensors:
+    """
+    The tensors of a checkpoint of several models, or of a part of it.
+    """
+    def __init__(self, path: os.PathLike[str] | str | bytes) -> None:
+        """
+        Map a checkpoint folder or a safetensors file.
+        """
+    def as_text_model(self, embedding: str, head: str) -> StageTensors:
+        """
+        Name an embedding and a head as a text model does.
+        """
+    def has(self, name: str) -> bool: ...
+    def part(self, prefix: str) -> StageTensors:
+        """
+        Return those whose names start with a prefix, without it; ValueError for none.
+        """
+    @property
+    def num_bytes(self) -> int: ...
+
+class CodeSampling:
+    """
+    How residual codes are chosen.
+    """
+
+    do_sample: bool
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def temperature(self) -> float: ...
+    @temperature.setter
+    def temperature(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def top_k(self) -> int: ...
+    @top_k.setter
+    def top_k(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def top_p(self) -> float: ...
+    @top_p.setter
+    def top_p(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+
+class CodePredictorConfig:
+    """
+    Sizes of a code predictor.
+    """
+
+    decoder: ModelConfig
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def num_codebooks(self) -> int: ...
+    @num_codebooks.setter
+    def num_codebooks(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def talker_hidden_size(self) -> int: ...
+    @talker_hidden_size.setter
+    def talker_hidden_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
+class TalkerConfig:
+    """
+    Sizes of a talker.
+    """
+
+    predictor: CodePredictorConfig
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @hidden_size.setter
+    def hidden_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def projection_size(self) -> int: ...
+    @projection_size.setter
+    def projection_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def text_hidden_size(self) -> int: ...
+    @text_hidden_size.setter
+    def text_hidden_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def text_vocab_size(self) -> int: ...
+    @text_vocab_size.setter
+    def text_vocab_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @vocab_size.setter
+    def vocab_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
+class Talker(StepHook):
+    """
+    The embeddings and the code predictor around the decoder of a talker.
+    """
+    def __init__(
+        self,
+        config: TalkerConfig,
+        tensors: StageTensors,
+        max_num_reqs: typing.SupportsInt | typing.SupportsIndex,
+        num_threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
+    def add_request(
+        self,
+        req_id: str,
+        *,
+        prompt: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        text: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        pad: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        is_text_complete: bool = True,
+        sampling: CodeSampling,
+        seed: typing.SupportsInt | typing.SupportsIndex | None = None,
+    ) -> None:
+        """
+        Begin a request: its prompt, a row of text a frame, and the row of frames behind the text.
+        """
+    def append_text(
+        self, req_id: str, rows: typing.Annotated[numpy.typing.ArrayLike, numpy.float32], is_last: bool
+    ) -> None: ...
+    def codec_rows(
+        self, codec_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        Embeddings of codes and control tokens of the talker.
+        """
+    def codes(
+        self, req_id: str, begin: typing.SupportsInt | typing.SupportsIndex = 0
+    ) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Codes of the frames from `begin` on: [n, num_codebooks].
+        """
+    def frame_rows(
+        self, codes: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        The embeddings of whole frames, added up over their codebooks.
+        """
+    def has_failed(self, req_id: str) -> bool: ...
+    def num_frames(self, req_id: str) -> int: ...
+    def num_ready_tokens(self, req_id: str) -> int:
+        """
+        Tokens whose input exists; -1: no limit any more.
+        """
+    def project_hidden(
+        self, hidden: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
+    ) -> numpy.typing.NDArray[numpy.float32]: ...
+    def project_text(
+        self, embeddings: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
+    ) -> numpy.typing.NDArray[numpy.float32]: ...
+    def remove_request(self, req_id: str) -> None: ...
+    def text_rows(
+        self, text_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        Projected embeddings of text ids.
+        """
+    @property
+    def num_predictor_calls(self) -> int: ...
+
+class HiddenTap(StepHook):
+    """
+    Keeps hidden states for the next stage.
+    """
+    def __init__(self, layer: typing.SupportsInt | typing.SupportsIndex = -1) -> None: ...
+    def forget(self, req_id: str) -> None: ...
+    def rows(
+        self, req_id: str, begin: typing.SupportsInt | typing.SupportsIndex = 0
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        Hidden states of the tokens from `begin` on that were computed.
+        """
+    def watch(self, req_id: str) -> None: ...
+
+class CodecTransformerConfig:
+    """
+    Sizes of a codec's transformer.
+    """
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def head_dim(self) -> int: ...
+    @head_dim.setter
+    def head_dim(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @hidden_size.setter
+    def hidden_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @intermediate_size.setter
+    def intermediate_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def num_heads(self) -> int: ...
+    @num_heads.setter
+    def num_heads(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @num_kv_heads.setter
+    def num_kv_heads(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def num_layers(self) -> int: ...
+    @num_layers.setter
+    def num_layers(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @rms_norm_eps.setter
+    def rms_norm_eps(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @rope_theta.setter
+    def rope_theta(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def sliding_window(self) -> int: ...
+    @sliding_window.setter
+    def sliding_window(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
+class CodecConfig:
+    """
+    Sizes of a codec decoder.
+    """
+
+    transformer: CodecTransformerConfig
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def codebook_dim(self) -> int: ...
+    @codebook_dim.setter
+    def codebook_dim(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def codebook_size(self) -> int: ...
+    @codebook_size.setter
+    def codebook_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def decoder_dim(self) -> int: ...
+    @decoder_dim.setter
+    def decoder_dim(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def latent_dim(self) -> int: ...
+    @latent_dim.setter
+    def latent_dim(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def num_codebooks(self) -> int: ...
+    @num_codebooks.setter
+    def num_codebooks(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def upsample_rates(self) -> list[int]: ...
+    @upsample_rates.setter
+    def upsample_rates(self, arg0: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    @property
+    def upsampling_ratios(self) -> list[int]: ...
+    @upsampling_ratios.setter
+    def upsampling_ratios(self, arg0: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+
+class CodecStream:
+    """
+    What one utterance's decoding keeps between pieces.
+    """
+    def copy(self) -> CodecStream:
+        """
+        Return a stream that goes on by itself.
+        """
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+
+class CodecDecoder:
+    """
+    Turns frames of codes into samples, piece by piece.
+    """
+    def __init__(
+        self, config: CodecConfig, tensors: StageTensors, num_threads: typing.SupportsInt | typing.SupportsIndex = 0
+    ) -> None: ...
+    def decode(
+        self, stream: CodecStream, codes: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        Return the samples that frames [n, num_codebooks] complete.
+        """
+    def num_samples(self, num_frames: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Samples of a whole stream.
+        """
+    def start(self) -> CodecStream: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def samples_per_frame(self) -> int: ...
+
 class ArrayInfo:
     """
     Where an array of another library lies. Strides are in elements.
@@ -1448,6 +1742,13 @@ def load_model_config(path: os.PathLike[str] | str | bytes) -> ModelConfig:
 def make_kv_cache_groups(model: ModelConfig, options: MemoryPlanOptions) -> KVCacheConfig:
     """
     The KV-cache groups of a model, without any division of memory.
+    """
+
+def make_stage_runner(
+    model: ModelConfig, tensors: StageTensors, kv_cache: KVCacheConfig, options: RunnerOptions
+) -> ModelRunner:
+    """
+    Make the ModelRunner of one stage.
     """
 
 def measure_cpu_ceilings(num_threads: typing.SupportsInt | typing.SupportsIndex = 0) -> tuple[float, float]:

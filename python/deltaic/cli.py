@@ -1,4 +1,4 @@
-"""The command line: `deltaic generate`, `chat`, `serve`, `bench` and `info`.
+"""The command line: `deltaic generate`, `chat`, `speak`, `serve`, `bench` and `info`.
 
 Exit codes: 0, 1 for what failed, 2 for what was asked wrongly; 130 after Ctrl-C. Errors are one line on stderr.
 """
@@ -46,6 +46,7 @@ from deltaic.cli_options import (
     TopP,
     usage,
 )
+from deltaic.speak_command import speak
 
 if TYPE_CHECKING:
     from deltaic.llm import LLM
@@ -63,6 +64,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app)
+app.command()(speak)
 
 
 @app.callback(invoke_without_command=True)

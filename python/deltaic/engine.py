@@ -164,6 +164,14 @@ class Engine:
         """
         self._aborted += self._scheduler.abort(req_ids)
 
+    def has_request(self, req_id: str) -> bool:
+        """Return whether a request is queued or runs."""
+        return self._scheduler.has_request(req_id)
+
+    def set_num_ready_tokens(self, req_id: str, num_tokens: int | None) -> None:
+        """Hold a request at its first num_tokens tokens, whose inputs exist; None: let it run."""
+        self._scheduler.set_num_ready_tokens(req_id, num_tokens)
+
     def has_unfinished_requests(self) -> bool:
         """Return whether step() has something to run or to return."""
         return self._scheduler.has_unfinished_requests() or bool(self._aborted)
@@ -195,7 +203,7 @@ class Engine:
             outputs += self._read_until(1 if self.async_scheduling else 0)
         elif self._in_flight:
             outputs += self._read_until(0)
-        elif scheduler.num_running or scheduler.num_waiting:
+        elif (scheduler.num_running or scheduler.num_waiting) and not scheduler.holds_requests:
             # Cannot happen: whatever is queued fits an empty cache. A caller must not wait for ever if it does.
             outputs += scheduler.fail_stalled("the request cannot be scheduled although nothing else runs")
         if not scheduler.has_unfinished_requests():

@@ -60,6 +60,7 @@ class Request:
     arrival: int = 0  # order of add_request
     num_preemptions: int = 0
     num_computed_tokens: int = 0  # tokens whose K and V the scheduled steps have written, steps in flight included
+    num_ready_tokens: int | None = None  # tokens whose inputs exist; None: all
     num_placeholders: int = 0  # sampled tokens in flight
     num_prefill_tokens: int = 0  # tokens known at the last admission
     num_cached_tokens: int | None = None  # of the first admission

@@ -101,6 +101,18 @@ class Scheduler:
         done: bool = self._cache.reset_prefix_cache()
         return done
 
+    def set_num_ready_tokens(self, req_id: str, num_tokens: int | None) -> None:
+        """Let a request run no further than its first num_tokens tokens until told otherwise; None: no limit.
+
+        Its prompt is always ready.
+        """
+        self._requests[req_id].num_ready_tokens = num_tokens
+
+    @property
+    def holds_requests(self) -> bool:
+        """Return whether a running request waits for its inputs."""
+        return any(request.num_ready_tokens is not None for request in self._running)
+
     @property
     def num_running(self) -> int:
         return len(self._running)
@@ -191,6 +203,8 @@ class Scheduler:
             return 0  # the token in flight certainly ends it
         computed = request.num_computed_tokens
         num_new = num_tokens - computed
+        if request.num_ready_tokens is not None:
+            num_new = max(0, min(num_new, request.num_ready_tokens - computed))
         if num_new > 1:
             return self._chunk(request, computed, num_new, budget)
         return num_new
@@ -233,6 +247,8 @@ class Scheduler:
             request.num_published_blocks = computed // self.config.block_size
             request.snapshot_stops = self._snapshot_stops(num_known, hit)
             num_new = self._chunk(request, computed, num_known - computed, budget)
+            if request.num_ready_tokens is not None:
+                num_new = min(num_new, request.num_ready_tokens - computed)
             self._running.append(request)
             scheduled[request] = num_new
             budget -= num_new

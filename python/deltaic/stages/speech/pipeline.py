@@ -1,0 +1,496 @@
+"""Text in, sound out: thinker (where there is one), talker, decoder, stepped in turn."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from deltaic import _core
+from deltaic.engine import Engine
+from deltaic.engine_config import EngineConfig
+from deltaic.request import EngineOutput
+from deltaic.sampling_params import SamplingParams
+from deltaic.stages.channel import Channel, Channels, Clock, End
+from deltaic.stages.graph import Chunked, Edge, Full, Stage, StageGraph
+from deltaic.stages.model import FloatArray, IntArray
+from deltaic.stages.payload import Key
+from deltaic.stages.speech.audio import SilenceTrimmer
+from deltaic.stages.speech.config import SpeechConfig, load_speech_config
+from deltaic.stages.speech.memory import StageBudget, check_budgets
+from deltaic.stages.speech.params import SpeechParams
+from deltaic.stages.speech.prompt import NUM_END_TOKENS, NUM_ROLE_TOKENS, Prompt, PromptBuilder
+from deltaic.stages.speech.stage_engine import StageSizes, make_stage_engine
+from deltaic.stages.speech.voices import ReferenceCache
+from deltaic.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+TEXT: Key = ("hidden", "text")
+CODES: Key = ("codes", "audio")
+DEFAULT_CHUNK = Chunked(first=4, size=25)
+AudioFinishReason = Literal["stop", "length", "error", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioChunk:
+    """The next samples of an utterance, f32 in [-1, 1]. Exactly one is final, the last; it may be empty.
+
+    finish_reason "length" says that max_frames was reached before the talker ended by itself.
+    """
+
+    request_id: str
+    samples: FloatArray
+    is_final: bool = False
+    finish_reason: AudioFinishReason | None = None
+    error: str | None = None
+    num_frames: int = 0  # decoded so far
+
+
+@dataclass(slots=True)
+class Utterance:
+    """One request on its way through the stages."""
+
+    request_id: str
+    key: str  # in the stages: an id that comes again is another request there
+    generation: int
+    params: SpeechParams
+    expires_at: float
+    channel: Channel
+    stream: _core.CodecStream
+    trimmer: SilenceTrimmer | None
+    num_frames_made: int = 0
+    num_frames_sent: int = 0
+    num_frames_decoded: int = 0
+    finish_reason: AudioFinishReason | None = None
+    text_token_ids: list[int] = field(default_factory=list)  # that the thinker wrote
+    num_prompt_tokens: int = 0  # of the thinker
+    num_text_rows: int = 0  # taken of the thinker
+    is_talking: bool = False
+
+
+def speech_graph(*, has_thinker: bool, chunk: Chunked | Full) -> StageGraph:
+    """Return the stages of a pipeline that speaks."""
+    talker_inputs = (TEXT,) if has_thinker else ()
+    stages = [
+        Stage("talker", inputs=talker_inputs, outputs=(CODES,), has_sound=True),
+        Stage("code2wav", inputs=(CODES,), answers_client=True, has_sound=True),
+    ]
+    edges = [Edge("talker", "code2wav", (CODES,), chunk)]
+    if has_thinker:
+        stages.insert(0, Stage("thinker", outputs=(TEXT,), answers_client=True))
+        text_mode = Full() if isinstance(chunk, Full) else Chunked(first=1, size=1)
+        edges.insert(0, Edge("thinker", "talker", (TEXT,), text_mode))
+    return StageGraph(stages, edges)
+
+
+class SpeechPipeline:
+    """A checkpoint that speaks, loaded. Not thread-safe: add, step until nothing is left, read the chunks.
+
+    A stage that fails ends the requests it was running, with an error; the others go on. Every request ends by its
+    deadline. `chunk` says when frames are decoded: Full() gives one chunk at the end.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        chunk: Chunked | Full = DEFAULT_CHUNK,
+        max_num_seqs: int = 8,
+        max_frames: int = 4096,
+        max_prompt_len: int = 2048,
+        max_num_batched_tokens: int = 512,
+        num_threads: int = 0,
+        num_blocks: int | None = None,
+        memory_bytes: int | None = None,
+        timeout_s: float | None = 600.0,
+        stall_timeout_s: float | None = None,
+        poison_caches: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.config: SpeechConfig = load_speech_config(checkpoint)
+        config = self.config
+        self.max_frames = max_frames
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self.on_codes: Callable[[str, IntArray], None] | None = None  # is told of the frames that were decoded
+        sizes = StageSizes(
+            max_num_seqs=max_num_seqs,
+            max_model_len=min(max_prompt_len + max_frames, config.talker_model.max_position_embeddings),
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_threads=num_threads,
+            num_blocks=num_blocks,
+            poison_caches=poison_caches,
+        )
+        tensors = _core.StageTensors(config.folder)
+        talker_tensors = tensors.part("talker.")
+        codec_tensors = tensors if config.codec_path == config.folder else _core.StageTensors(config.codec_path)
+        codec_tensors = codec_tensors.part(config.codec_prefix)
+        if memory_bytes is not None:
+            check_budgets(self._budgets(sizes, talker_tensors, codec_tensors), memory_bytes)
+
+        self.talker = _core.Talker(config.talker, talker_tensors, max_num_seqs, num_threads)
+        decoder_tensors = talker_tensors.as_text_model("model.codec_embedding.weight", "codec_head.weight")
+        self.talker_engine = make_stage_engine(config.talker_model, decoder_tensors, sizes, self.talker)
+        self.codec = _core.CodecDecoder(config.codec, codec_tensors, num_threads)
+        self.references = ReferenceCache(self.codec)
+        self.prompts = PromptBuilder(config, self.talker)
+        self.graph = speech_graph(has_thinker=config.thinker_folder is not None, chunk=chunk)
+        self._chunk = self.graph.incoming("code2wav")[0].mode
+        self.tokenizer: Tokenizer | None = load_tokenizer(config.folder)
+        self.thinker_engine: Engine | None = None
+        self._tap = _core.HiddenTap(config.hidden_layer)
+        self._thinker_eos_ids: list[int] = []
+        if config.thinker_folder is not None:
+            thinker = _core.load_model_config(config.thinker_folder)
+            self._thinker_eos_ids = thinker.eos_token_ids
+            self.thinker_engine = Engine.from_checkpoint(
+                config.thinker_folder,
+                EngineConfig(
+                    device="cpu",
+                    max_num_seqs=max_num_seqs,
+                    max_model_len=min(max_prompt_len, thinker.max_position_embeddings),
+                    enable_prefix_caching=False,
+                    async_scheduling=False,
+                    num_threads=num_threads,
+                ),
+            )
+            self.thinker_engine.runner.set_step_hook(self._tap)
+        self._channels = Channels(deadline_s=stall_timeout_s, clock=clock)
+        self._live: dict[str, Utterance] = {}  # by request id
+        self._by_key: dict[str, Utterance] = {}
+        self._generations = itertools.count()
+        self._ready: list[AudioChunk] = []  # to be returned by the next step
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, request_id: str, text: str, params: SpeechParams | None = None) -> None:
+        """Queue an utterance: the text itself, or with a thinker what is answered to it.
+
+        ValueError, at once and alone, for what can never be spoken.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{self.config.folder} has no tokenizer.json: give token ids")
+        params = params or self.default_params()
+        encode = self.tokenizer.encode
+        if not text.strip():
+            raise ValueError("the text to speak is empty")
+        if self.thinker_engine is not None:
+            self._add_to_thinker(request_id, encode(text), params)
+            return
+        role, end = "<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>assistant\n"
+        ids, num_role, num_end = encode(role + text + end), len(encode(role)), len(encode(end))
+        instruct = f"<|im_start|>user\n{params.instruct}<|im_end|>\n" if params.instruct else ""
+        self._add_text(request_id, ids[:num_role], ids[num_role:-num_end], params, encode(instruct) if instruct else [])
+
+    def add_ids(
+        self, request_id: str, token_ids: Any, params: SpeechParams | None = None, *, instruct_ids: Any = ()
+    ) -> None:
+        """Queue an utterance by token ids: of the text in Qwen's template, or with a thinker of its prompt."""
+        params = params or self.default_params()
+        if self.thinker_engine is not None:
+            self._add_to_thinker(request_id, list(token_ids), params)
+            return
+        role, text = token_ids[:NUM_ROLE_TOKENS], token_ids[NUM_ROLE_TOKENS:-NUM_END_TOKENS]
+        self._add_text(request_id, role, text, params, instruct_ids)
+
+    def add_rows(self, request_id: str, prompt: Prompt, params: SpeechParams | None = None) -> None:
+        """Queue an utterance by the rows of its prompt: of a thinker that runs elsewhere, say."""
+        params = self._checked(request_id, params or self.default_params())
+        generation = next(self._generations)
+        key = f"{request_id}/{generation}"
+        self._start_talker(key, prompt.rows, prompt.text, prompt.pad, params, is_text_complete=True)
+        self._begin(request_id, key, generation, 0, params)
+
+    def default_params(self) -> SpeechParams:
+        return SpeechParams(max_frames=self.max_frames)
+
+    def cancel(self, request_id: str) -> None:
+        """End an utterance now; what is still on its way is dropped. The next step returns its final chunk."""
+        utterance = self._live.get(request_id)
+        if utterance is not None:
+            self._end(utterance, "abort", None)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._live) or bool(self._ready)
+
+    def stream(self, text: str, params: SpeechParams | None = None) -> Iterator[AudioChunk]:
+        """Yield the chunks of one utterance as they are made, while nothing else runs. Leaving the loop cancels it."""
+        request_id = f"stream-{next(self._generations)}"
+        self.add(request_id, text, params)
+        done = False
+        try:
+            while not done:
+                for chunk in self.step():
+                    if chunk.request_id == request_id:
+                        done = chunk.is_final
+                        yield chunk
+        finally:
+            self.cancel(request_id)
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[AudioChunk]:
+        """Step each stage once; return what is new."""
+        now = self._clock()
+        for utterance in list(self._live.values()):
+            if now >= utterance.expires_at:
+                limit = utterance.params.timeout_s or self._timeout_s
+                self._end(utterance, "error", f"the utterance did not end within {limit:.1f} s")
+        if self.thinker_engine is not None:
+            self._step_thinker(self.thinker_engine)
+        self._step_talker()
+        for utterance in list(self._live.values()):
+            self._decode(utterance)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _step_stage(self, name: str, engine: Engine) -> list[EngineOutput]:
+        """Step an engine; one that raises ends what it runs."""
+        try:
+            return engine.step() if engine.has_unfinished_requests() else []
+        except Exception as error:
+            logger.error("stage %s failed", name, exc_info=error)
+            message = f"stage {name!r} failed: {type(error).__name__}: {error}"
+            for utterance in list(self._live.values()):
+                if (name == "talker") == utterance.is_talking:
+                    self._end(utterance, "error", message)
+            return []
+
+    def _step_thinker(self, engine: Engine) -> None:
+        for output in self._step_stage("thinker", engine):
+            utterance = self._by_key.get(output.req_id)
+            if utterance is None:
+                continue
+            utterance.text_token_ids += output.new_token_ids
+            if output.finish_reason in ("error", "abort"):
+                self._end(utterance, "error", output.error or "the thinker gave up")
+        for utterance in list(self._live.values()):
+            if utterance.num_prompt_tokens and not self._is_text_complete(utterance):
+                self._hand_over_text(utterance, engine)
+
+    def _is_text_complete(self, utterance: Utterance) -> bool:
+        return utterance.num_text_rows < 0
+
+    def _hand_over_text(self, utterance: Utterance, engine: Engine) -> None:
+        """Give the talker the rows of the answer's tokens whose hidden states are there; start it with the first.
+
+        An answer's last token is never computed, so it is not spoken: it is the end of the text, unless the budget
+        was reached.
+        """
+        begin = utterance.num_prompt_tokens
+        has_ended = not engine.has_request(utterance.key)
+        rows = self._tap.rows(utterance.key, 0 if not utterance.is_talking else begin + utterance.num_text_rows)
+        is_full = isinstance(self.graph.incoming("talker")[0].mode, Full)
+        if is_full and not has_ended:
+            return
+        if not utterance.is_talking:
+            if len(rows) <= begin:
+                if has_ended:
+                    self._end(utterance, "error", "the thinker wrote nothing to speak")
+                return
+            projected = self.talker.project_hidden(rows)
+            bos, _, pad = self.prompts.special_rows()
+            first = np.concatenate([np.repeat(pad[None], NUM_ROLE_TOKENS, axis=0), projected[begin : begin + 1]])
+            prompt = self.prompts.of_thinker(projected[:begin], first, utterance.params.voice.speaker, bos, pad)
+            try:
+                self._start_talker(
+                    utterance.key,
+                    prompt,
+                    projected[begin + 1 :],
+                    pad,
+                    utterance.params,
+                    is_text_complete=False,
+                )
+            except ValueError as error:
+                self._end(utterance, "error", str(error))
+                return
+            utterance.is_talking = True
+            utterance.num_text_rows = len(rows) - begin
+        elif len(rows):
+            self.talker.append_text(utterance.key, self.talker.project_hidden(rows), False)
+            utterance.num_text_rows += len(rows)
+        if has_ended:
+            self.talker.append_text(utterance.key, self.prompts.special_rows()[1:2], True)
+            self._tap.forget(utterance.key)
+            utterance.num_text_rows = -1
+        ready = self.talker.num_ready_tokens(utterance.key)
+        self.talker_engine.set_num_ready_tokens(utterance.key, None if ready < 0 else ready)
+
+    def _step_talker(self) -> None:
+        eos = self.config.ids.codec_eos
+        for output in self._step_stage("talker", self.talker_engine):
+            utterance = self._by_key.get(output.req_id)
+            if utterance is None:
+                continue
+            utterance.num_frames_made += sum(token != eos for token in output.new_token_ids)
+            error = output.error
+            if error is None and self.talker.has_failed(output.req_id):
+                error = "the residual codes' logits are not finite"
+            if error is not None:
+                self._send(utterance, is_last=True)
+                self.talker_engine.abort([output.req_id])
+                utterance.channel.end("error", error)
+                continue
+            self._send(utterance, is_last=output.finish_reason is not None)
+            if output.finish_reason is not None:
+                utterance.finish_reason = "length" if output.finish_reason == "length" else "stop"
+                utterance.channel.end("ok")
+
+    def _send(self, utterance: Utterance, *, is_last: bool) -> None:
+        """Put into the channel the frames that are due."""
+        made, sent = utterance.num_frames_made, utterance.num_frames_sent
+        if isinstance(self._chunk, Full):
+            count = made - sent if is_last else 0
+        else:
+            count = self._chunk.num_ready(sent, made, is_last=is_last)
+        if count > 0 and utterance.channel.put(self.talker.codes(utterance.key, sent)[:count]):
+            utterance.num_frames_sent += count
+
+    def _decode(self, utterance: Utterance) -> None:
+        """Decode what waits in the channel."""
+        while (item := utterance.channel.get()) is not None:
+            if isinstance(item, End):
+                reason = utterance.finish_reason if item.status == "ok" else "error"
+                self._end(utterance, reason or "stop", item.error)
+                return
+            try:
+                samples = self.codec.decode(utterance.stream, item)
+            except Exception as error:
+                self._end(utterance, "error", f"stage 'code2wav' failed: {type(error).__name__}: {error}")
+                return
+            utterance.num_frames_decoded += len(item)
+            if self.on_codes is not None:
+                self.on_codes(utterance.request_id, item)
+            self._emit(utterance, samples)
+
+    def _emit(self, utterance: Utterance, samples: FloatArray) -> None:
+        if utterance.trimmer is not None:
+            samples = utterance.trimmer.push(samples, is_last=False)
+        if len(samples):
+            self._ready.append(AudioChunk(utterance.request_id, samples, num_frames=utterance.num_frames_decoded))
+
+    def _end(self, utterance: Utterance, reason: AudioFinishReason, error: str | None) -> None:
+        """Deliver the final chunk, once, and forget the request in every stage."""
+        if self._live.pop(utterance.request_id, None) is None:
+            return
+        del self._by_key[utterance.key]
+        request_id = utterance.request_id
+        samples = np.zeros(0, np.float32)
+        if utterance.trimmer is not None:
+            samples = utterance.trimmer.push(samples, is_last=True)
+        if reason == "abort":  # what was on its way is not heard any more
+            samples = samples[:0]
+            self._ready = [chunk for chunk in self._ready if chunk.request_id != request_id]
+        self._ready.append(
+            AudioChunk(request_id, samples, True, reason, error, num_frames=utterance.num_frames_decoded)
+        )
+        if self.thinker_engine is not None:
+            self.thinker_engine.abort([utterance.key])
+            self._tap.forget(utterance.key)
+        self.talker_engine.abort([utterance.key])
+        self.talker.remove_request(utterance.key)
+        self._channels.forget(request_id)
+
+    def _checked(self, request_id: str, params: SpeechParams) -> SpeechParams:
+        if request_id in self._live:
+            raise ValueError(f"request id {request_id!r} is in use")
+        if params.max_frames > self.max_frames:
+            return params.with_fields(max_frames=self.max_frames, min_frames=min(params.min_frames, self.max_frames))
+        return params
+
+    def _add_text(self, request_id: str, role_ids: Any, text_ids: Any, params: SpeechParams, instruct_ids: Any) -> None:
+        params = self._checked(request_id, params)
+        prompt = self.prompts.of_text(
+            role_ids,
+            text_ids,
+            params.voice,
+            language=params.language,
+            instruct_ids=instruct_ids,
+            whole_text_first=params.whole_text_first,
+        )
+        self.add_rows(request_id, prompt, params)
+
+    def _add_to_thinker(self, request_id: str, prompt_ids: list[int], params: SpeechParams) -> None:
+        assert self.thinker_engine is not None
+        params = self._checked(request_id, params)
+        self.prompts.check_speaker(params.voice.speaker)
+        generation = next(self._generations)
+        key = f"{request_id}/{generation}"
+        self.thinker_engine.add_request(
+            key,
+            prompt_ids,
+            SamplingParams(
+                temperature=params.temperature if params.do_sample else 0.0,
+                max_tokens=params.max_text_tokens,
+                seed=params.seed,
+            ),
+            eos_token_ids=self._thinker_eos_ids,
+        )
+        self._tap.watch(key)
+        self._begin(request_id, key, generation, len(prompt_ids), params)
+
+    # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, request_id: str, key: str, generation: int, num_thinker_tokens: int, params: SpeechParams) -> None:
+        limit = params.timeout_s or self._timeout_s
+        silence_s = params.max_leading_silence_s
+        utterance = Utterance(
+            request_id=request_id,
+            key=key,
+            generation=generation,
+            params=params,
+            expires_at=float("inf") if limit is None else self._clock() + limit,
+            channel=self._channels.open(request_id, generation),
+            stream=self.references.start(params.voice.codes),
+            trimmer=None if silence_s is None else SilenceTrimmer(int(silence_s * self.config.sample_rate)),
+            num_prompt_tokens=num_thinker_tokens,
+            is_talking=num_thinker_tokens == 0,
+        )
+        self._live[request_id] = self._by_key[key] = utterance
+
+    def _start_talker(
+        self,
+        key: str,
+        rows: FloatArray,
+        text: FloatArray,
+        pad: FloatArray,
+        params: SpeechParams,
+        *,
+        is_text_complete: bool,
+    ) -> None:
+        ids = self.config.ids
+        self.talker.add_request(
+            key,
+            prompt=rows,
+            text=text,
+            pad=pad,
+            is_text_complete=is_text_complete,
+            sampling=params.code_sampling(),
+            seed=params.seed,
+        )
+        try:
+            self.talker_engine.add_request(
+                key, [ids.codec_pad] * len(rows), params.talker_params(self.config.codebook_size, ids.codec_eos)
+            )
+        except BaseException:
+            self.talker.remove_request(key)
+            raise
+
+    def _budgets(
+        self, sizes: StageSizes, talker: _core.StageTensors, codec: _core.StageTensors
+    ) -> dict[str, StageBudget]:
+        model = self.config.talker_model
+        kv_bytes = 2 * 4 * model.num_kv_heads * model.head_dim * model.num_layers_of(_core.LayerKind.full_attention)
+        budgets = {}
+        if self.config.thinker_folder is not None:
+            budgets["thinker"] = StageBudget(_core.StageTensors(self.config.thinker_folder).num_bytes)
+        budgets["talker"] = StageBudget(talker.num_bytes, sizes.blocks() * sizes.block_size * kv_bytes)
+        budgets["code2wav"] = StageBudget(codec.num_bytes)
+        return budgets

@@ -1,0 +1,170 @@
+"""Stages that die, stall or never end: the request ends with an error by its deadline, and the others go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from deltaic.stages.speech import SpeechPipeline, Voice
+from deltaic.stages.speech.audio import SilenceTrimmer
+from speech_driver import TEXT, Spoken, make_pipeline, params, run, same, speak
+from test_channel import Clock
+
+
+def expected(checkpoint: Path, **fields: Any) -> Spoken:
+    return speak(make_pipeline(checkpoint), {"a": params(**fields)})["a"]
+
+
+def test_row_8_a_thinker_that_dies_fails_its_requests_and_not_those_that_talk(tiny_speech: Path) -> None:
+    pipeline = make_pipeline(tiny_speech)
+    engine: Any = pipeline.thinker_engine
+    pipeline.add("a", TEXT, params())
+    spoken: dict[str, Spoken] = {}
+    while engine.has_unfinished_requests():
+        for chunk in pipeline.step():
+            spoken.setdefault(chunk.request_id, Spoken()).chunks.append(chunk)
+    pipeline.add("b", TEXT, params())
+    step = engine.step
+
+    def die() -> Any:
+        engine.step = step
+        raise RuntimeError("out of paper")
+
+    engine.step = die
+    run(pipeline, spoken)
+    assert spoken["b"].final.finish_reason == "error"
+    assert spoken["b"].final.error == "stage 'thinker' failed: RuntimeError: out of paper"
+    assert np.array_equal(spoken["a"].samples, expected(tiny_speech).samples)
+    assert same(speak(pipeline)["a"], expected(tiny_speech))  # and the pipeline goes on
+
+
+def test_row_8_text_that_never_comes_is_an_error_at_the_deadline(tiny_speech: Path) -> None:
+    clock = Clock()
+    pipeline = make_pipeline(tiny_speech, timeout_s=30.0, clock=clock)
+    tap = pipeline._tap
+
+    class Losing:
+        def rows(self, request_id: str, begin: int) -> Any:
+            return tap.rows("nobody" if request_id.startswith("lost") else request_id, begin)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tap, name)
+
+    engine: Any = pipeline.thinker_engine
+    has_request = engine.has_request
+    engine.has_request = lambda request_id: request_id.startswith("lost") or has_request(request_id)
+    pipeline._tap = Losing()
+    pipeline.add("lost", TEXT, params())
+    pipeline.add("a", TEXT, params())
+    spoken: dict[str, Spoken] = {}
+    for _ in range(100):
+        clock.now += 0.1
+        for chunk in pipeline.step():
+            spoken.setdefault(chunk.request_id, Spoken()).chunks.append(chunk)
+    assert np.array_equal(spoken["a"].samples, expected(tiny_speech).samples)
+    assert "lost" not in spoken
+    clock.now = 30.0
+    run(pipeline, spoken)
+    assert spoken["lost"].final.error == "the utterance did not end within 30.0 s"
+    assert pipeline.talker_engine.stats().num_running == 0
+
+
+def test_row_8_frames_that_stop_coming_are_an_error_at_the_deadline(tiny_tts: Path) -> None:
+    clock = Clock()
+    pipeline = make_pipeline(tiny_tts, stall_timeout_s=5.0, clock=clock)
+    engine: Any = pipeline.talker_engine
+    pipeline.add("a", TEXT, params(num_frames=90))
+    first = [chunk for _ in range(10) for chunk in pipeline.step()]
+    assert first
+    engine.step = list
+    clock.now = 5.0
+    (final,) = pipeline.step()
+    assert final.is_final
+    assert final.error == "nothing came of a for 5.0 s, the deadline is 5.0 s"
+
+
+@pytest.mark.parametrize("where", ["talker", "code2wav"])
+def test_a_stage_that_fails_says_which_one_it_is(tiny_tts: Path, where: str) -> None:
+    pipeline = make_pipeline(tiny_tts)
+    pipeline.add("a", TEXT, params())
+    pipeline.step()
+
+    def die(*_: Any) -> Any:
+        raise RuntimeError("no air")
+
+    if where == "talker":
+        engine: Any = pipeline.talker_engine
+        step = engine.step
+        engine.step = die
+        (final,) = pipeline.step()
+        engine.step = step
+    else:
+        codec: Any = pipeline.codec
+        pipeline.codec = type("Broken", (), {"decode": die})()  # type: ignore[assignment]
+        final = run(pipeline)["a"].final
+        pipeline.codec = codec
+    assert final.error == f"stage '{where}' failed: RuntimeError: no air"
+    assert speak(pipeline, {"b": params()})["b"].final.error is None
+
+
+def test_an_endless_talker_ends_at_its_deadline_and_the_others_by_themselves(tiny_tts: Path) -> None:
+    clock = Clock()
+    pipeline = make_pipeline(tiny_tts, clock=clock)
+    pipeline.add("endless", TEXT, params(num_frames=96, timeout_s=4.0))
+    pipeline.add("a", TEXT, params())
+    spoken: dict[str, Spoken] = {}
+    while pipeline.has_unfinished_requests():
+        clock.now += 0.1
+        for chunk in pipeline.step():
+            spoken.setdefault(chunk.request_id, Spoken()).chunks.append(chunk)
+    assert spoken["endless"].final.error == "the utterance did not end within 4.0 s"
+    assert 0 < spoken["endless"].final.num_frames < 96
+    assert np.array_equal(spoken["a"].samples, expected(tiny_tts).samples)
+
+
+def test_a_thinker_that_writes_nothing_is_an_error(tiny_speech: Path) -> None:
+    spoken = speak(make_pipeline(tiny_speech), {"a": params(max_text_tokens=1)})["a"]
+    assert spoken.final.error == "the thinker wrote nothing to speak"
+
+
+def silence(max_samples: int, pieces: list[list[float]]) -> list[float]:
+    trimmer = SilenceTrimmer(max_samples)
+    out: list[float] = []
+    for i, piece in enumerate(pieces):
+        out += trimmer.push(np.asarray(piece, np.float32), is_last=i + 1 == len(pieces)).tolist()
+    return out
+
+
+def test_row_17_silence_in_front_is_bounded_and_later_pauses_stay() -> None:
+    whole = [0.0] * 10 + [0.5, 0.0, 0.0, 0.0, 0.5]
+    for size in (1, 3, 4, 15):
+        pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
+        assert silence(2, pieces) == [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5]
+        assert silence(0, pieces) == [0.5, 0.0, 0.0, 0.0, 0.5]
+        assert silence(50, pieces) == whole
+    assert silence(2, [[0.0] * 10]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_row_17_the_bound_is_an_option_of_a_clone(tiny_tts: Path, seed: int) -> None:
+    class Hushed:
+        """Decodes 20 silent samples in front of the sound."""
+
+        def __init__(self, codec: Any) -> None:
+            self.codec = codec
+
+        def decode(self, stream: Any, codes: Any) -> Any:
+            is_first = stream.num_frames == 0
+            samples = self.codec.decode(stream, codes)
+            return np.concatenate([np.zeros(20, np.float32), samples]) if is_first else samples
+
+    def leading(pipeline: SpeechPipeline, **fields: Any) -> int:
+        pipeline.codec = Hushed(pipeline.codec)  # type: ignore[assignment]
+        voice = Voice(x_vector=np.random.default_rng(seed).standard_normal(48))
+        samples = speak(pipeline, {"a": params(seed=seed, voice=voice, **fields)})["a"].samples
+        return int(np.flatnonzero(np.abs(samples) > 1e-3)[0])
+
+    assert leading(make_pipeline(tiny_tts)) >= 20
+    assert leading(make_pipeline(tiny_tts), max_leading_silence_s=0.02) <= 4
