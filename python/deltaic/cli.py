@@ -265,6 +265,9 @@ def serve(
     seed: Annotated[int | None, typer.Option(help="Make requests without a seed of their own repeatable.")] = None,
     max_logprobs: Annotated[int, typer.Option(help="Most log probabilities of a token; -1: no limit.")] = 20,
     max_waiting: Annotated[int, typer.Option(help="Most completions that wait; more are answered 429.")] = 1024,
+    max_concurrent_requests: Annotated[
+        int, typer.Option(help="Most requests that are read or answered at once; more are answered 429.")
+    ] = 2048,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request; a larger one is answered 413.")] = 8 << 20,
     stall_timeout: Annotated[float, typer.Option(help="Seconds after which a step makes /health fail.")] = 120.0,
     access_log: Annotated[bool, typer.Option("--access-log", help="Show a line for each request.")] = False,
@@ -308,6 +311,7 @@ def serve(
             served_model_names=served_model_name or [folder.name],
             api_keys=api_key or (),
             max_body_bytes=max_body_bytes,
+            max_concurrent_requests=max_concurrent_requests,
         )
     with listen(host, port) as sock:  # before the model is loaded: it may take long, and the port may be taken
         llm = AsyncLLM(folder, seed=seed, max_logprobs=max_logprobs, **limits, **options)

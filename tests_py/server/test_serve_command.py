@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from deltaic import cli
-from harness import SMALL, listen, running_server, serve, until
+from harness import SMALL, listen, metric, running_server, serve, until
 
 LONG = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "n": 4}
 
@@ -54,6 +54,28 @@ def test_sigterm_ends_live_streams_within_two_seconds() -> None:
         assert json.loads(said[-2].removeprefix("data: "))["error"]["message"] == "the engine was shut down"
         assert len(said) > 2
     assert whole[0].status_code == 503
+
+
+def test_sigterm_under_load() -> None:
+    """Streams that run and streams that wait all get their last event."""
+    with serve("--max-num-seqs", "4") as (process, url):
+        streams: list[list[str]] = [[] for _ in range(24)]
+        threads = [threading.Thread(target=stream, args=(url, lines)) for lines in streams]
+        for thread in threads:
+            thread.start()
+        until(lambda: metric(url, "num_requests_waiting") >= 24 * 4 - 4)
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert process.wait(10) == 0
+        assert time.monotonic() - started < 2
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    for lines in streams:
+        said = [line for line in lines if line]
+        assert said[-1] == "data: [DONE]"
+        assert json.loads(said[-2].removeprefix("data: "))["error"]["message"] == "the engine was shut down"
 
 
 def test_clients_that_stall_or_are_killed() -> None:

@@ -196,6 +196,31 @@ def test_full_queue_says_when_to_come_back(make: Maker) -> None:
     asyncio.run(run())
 
 
+def test_too_many_requests_at_once(make: Maker) -> None:
+    settings = ServerSettings(max_concurrent_requests=2)
+    server = make(forever, settings=settings, engine={"on_step": lambda: time.sleep(0.01)})
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://test") as client:
+            body = {"prompt": "x", "max_tokens": 4000}
+            running = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for _ in range(2)]
+            while len(server.engine.running) < 2:
+                await asyncio.sleep(0.002)
+            refused = await client.post("/v1/completions", json=body)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "too_many_requests"
+            assert (await client.get("/health")).status_code == 200
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            while server.engine.running:
+                await asyncio.sleep(0.002)
+            assert (await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})).status_code == 200
+
+    asyncio.run(run())
+
+
 def test_failed_request_says_so_and_others_go_on(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     server = make()
     good = server.engine._advance
@@ -336,7 +361,14 @@ def test_openapi_has_every_path(make: Maker) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_body_bytes": 0}, {"api_keys": [""]}, {"api_keys": ["ü"]}, {"served_model_names": ["a\n"]}]
+    "options",
+    [
+        {"max_body_bytes": 0},
+        {"max_concurrent_requests": 0},
+        {"api_keys": [""]},
+        {"api_keys": ["ü"]},
+        {"served_model_names": ["a\n"]},
+    ],
 )
 def test_bad_settings(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):

@@ -14,7 +14,7 @@ from deltaic.server.chat_completions import chat_completions_router
 from deltaic.server.completions import completions_router
 from deltaic.server.errors import ERROR_RESPONSES, add_error_handlers
 from deltaic.server.event_stream import ClientGone
-from deltaic.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware
+from deltaic.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, ConcurrencyMiddleware
 from deltaic.server.models import models_router
 from deltaic.server.page import page_router
 from deltaic.server.responses_api import responses_router
@@ -62,6 +62,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
     app.add_exception_handler(ClientGone, nobody_reads)
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(ConcurrencyMiddleware, max_requests=settings.max_concurrent_requests)
     if settings.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys)
     return app

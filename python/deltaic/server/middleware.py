@@ -1,4 +1,4 @@
-"""What every request passes before it is read: the key, the size."""
+"""What every request passes before it is read: the key, the number of others, the size."""
 
 from __future__ import annotations
 
@@ -39,6 +39,35 @@ class ApiKeyMiddleware:
                 await error.to_response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class ConcurrencyMiddleware:
+    """Answer 429 to requests beyond so many that are read or answered: each may hold a body of max_body_bytes."""
+
+    def __init__(self, app: ASGIApp, max_requests: int) -> None:
+        self._app = app
+        self._max_requests = max_requests
+        self._num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        if self._num_requests >= self._max_requests:
+            await _discard(receive)
+            error = ApiError(
+                429,
+                f"the server is busy: it answers {self._max_requests} requests, which is the limit",
+                code="too_many_requests",
+                headers={"Retry-After": "1"},
+            )
+            await error.to_response()(scope, receive, send)
+            return
+        self._num_requests += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_requests -= 1
 
 
 class BodyLimitMiddleware:

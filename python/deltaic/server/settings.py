@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
+DEFAULT_MAX_CONCURRENT_REQUESTS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +16,12 @@ class ServerSettings:
     served_model_names: Sequence[str] = ()  # the first is the one that answers carry; none: the model's folder's name
     api_keys: Sequence[str] = ()  # none: no key is asked for
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_concurrent_requests: int = DEFAULT_MAX_CONCURRENT_REQUESTS  # read or answered at once
 
     def __post_init__(self) -> None:
         for name in ("served_model_names", "api_keys"):
             if any(not value or not value.isascii() or not value.isprintable() for value in getattr(self, name)):
                 raise ValueError(f"{name} must be printable ASCII and not empty")
-        if self.max_body_bytes < 1:
-            raise ValueError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
+        for name in ("max_body_bytes", "max_concurrent_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
