@@ -21,22 +21,25 @@ def plot_library() -> Any:
 def plot_latency(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
     """Draw the time of a step against the batch size, a line for each prompt length, the bound dashed."""
     pyplot = plot_library()
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for length in sorted({result["input_len"] for result in results}):
         chosen = sorted((r for r in results if r["input_len"] == length), key=lambda result: result["batch_size"])
         sizes = [result["batch_size"] for result in chosen]
         (line,) = axes.plot(sizes, [r["median_tpot_ms"] for r in chosen], marker="o", label=f"{length} prompt tokens")
         if all("bound_tpot_ms" in result for result in chosen):
             bounds = [result["bound_tpot_ms"] for result in chosen]
-            axes.plot(sizes, bounds, linestyle="--", color=line.get_color(), label="its bound")
+            axes.plot(sizes, bounds, linestyle="--", color=line.get_color(), label=f"{length}, bound")
+    sizes = sorted({result["batch_size"] for result in results})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, labels=[str(size) for size in sizes])
+    axes.set_ylim(bottom=0)
     _finish(pyplot, figure, axes, path, title, "requests at once", "ms a step")
 
 
 def plot_serving(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:
     """Draw the times of requests against the requests that the server answered a second."""
     pyplot = plot_library()
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     chosen = sorted(results, key=lambda result: result["request_throughput"])
     loads = [result["request_throughput"] for result in chosen]
     for name, label in (("ttft", "time to first token"), ("tpot", "time per output token"), ("e2el", "whole request")):
@@ -48,7 +51,7 @@ def plot_serving(path: Path, title: str, results: Sequence[dict[str, Any]]) -> N
 def _finish(pyplot: Any, figure: Any, axes: Any, path: Path, title: str, x_label: str, y_label: str) -> None:
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    figure.savefig(path, dpi=150)
     pyplot.close(figure)
