@@ -29,4 +29,4 @@ def test_engine_takes_no_more_than_planned(name: str, tmp_path: Path) -> None:
     memory = found["device_memory"]
     assert memory["taken"] <= memory["planned"]
     assert memory["free"] > 0
-    assert all(row["num_steps"] == 7 and row["tpot_share_of_bound"] <= 1.05 for row in found["results"])
+    assert all(row["num_steps"] == 7 and row["step_share_of_bound"] <= 1.05 for row in found["results"])

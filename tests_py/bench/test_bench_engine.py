@@ -67,7 +67,7 @@ def test_one_token_has_no_steps(model: Path) -> None:
     sample = run_workload(make_engine(model), Workload(3, 4, 1), seed=0)
     assert (sample.steps, sample.num_step_tokens) == ([], 0)
     result = describe(Workload(3, 4, 1), [sample], *costs_and_ceilings(model))
-    assert (result["median_tpot_ms"], result["output_throughput"]) == (0.0, 0.0)
+    assert (result["median_step_ms"], result["output_throughput"]) == (0.0, 0.0)
     assert result["prefill_share_of_bound"] > 0
 
 
@@ -115,11 +115,15 @@ def test_result_of_a_workload_worked_out_by_hand(model: Path) -> None:
     assert found["percentiles"]["50"] == pytest.approx(0.29)
     assert found["mean_ttft_ms"] == pytest.approx(200)
     assert found["median_prefill_ms"] == pytest.approx(250)
-    assert (found["median_tpot_ms"], found["mean_tpot_ms"]) == pytest.approx((20, 20))
+    assert (found["median_step_ms"], found["mean_step_ms"]) == pytest.approx((20, 20))
     assert (found["num_steps"], found["tokens_per_step"]) == (4, 1.0)
     assert found["output_throughput"] == pytest.approx(8 / 0.08)
+    drafted = [Sample(ttfts=[0.1], steps=[0.01, 0.03], num_step_tokens=5, latency=0.24)]
+    with_drafts = describe(Workload(1, 100, 6), drafted, costs, ceilings)
+    assert (with_drafts["tokens_per_step"], with_drafts["mean_step_ms"]) == (2.5, pytest.approx(20))
+    assert with_drafts["mean_tpot_ms"] == pytest.approx(8)
     bound = costs.decode_step(2, 101.5).seconds(10e9, 0.1e12)
-    assert found["tpot_share_of_bound"] == pytest.approx(bound / 0.02)
+    assert found["step_share_of_bound"] == pytest.approx(bound / 0.02)
 
 
 def test_percentiles_and_tables() -> None:

@@ -25,9 +25,9 @@ def plot_latency(path: Path, title: str, results: Sequence[dict[str, Any]]) -> N
     for length in sorted({result["input_len"] for result in results}):
         chosen = sorted((r for r in results if r["input_len"] == length), key=lambda result: result["batch_size"])
         sizes = [result["batch_size"] for result in chosen]
-        (line,) = axes.plot(sizes, [r["median_tpot_ms"] for r in chosen], marker="o", label=f"{length} prompt tokens")
-        if all("bound_tpot_ms" in result for result in chosen):
-            bounds = [result["bound_tpot_ms"] for result in chosen]
+        (line,) = axes.plot(sizes, [r["median_step_ms"] for r in chosen], marker="o", label=f"{length} prompt tokens")
+        if all("bound_step_ms" in result for result in chosen):
+            bounds = [result["bound_step_ms"] for result in chosen]
             axes.plot(sizes, bounds, linestyle="--", color=line.get_color(), label=f"{length}, bound")
     sizes = sorted({result["batch_size"] for result in results})
     axes.set_xscale("log", base=2)
