@@ -142,6 +142,12 @@ def test_json_for_programs(deltaic: Deltaic) -> None:
         (["chat", "--top-p", "2"], 2, "top_p"),
         (["info", "/no/such/folder"], 1, "does not exist"),
         (["info", "--device", "tpu"], 2, "device"),
+        (["info", "--device-memory", "lots"], 2, "device_memory must be a size like 141GB or 24GiB, got 'lots'"),
+        (["info", "--device-memory", "1GB", "--device", "cpu"], 1, "the device must not be 'cpu'"),
+        (["info", "--device-memory", "100MB"], 1, "has 0.10 GB free of 0.10 GB"),
+        (["info", "--gpu-memory-utilization", "1.5"], 2, "gpu_memory_utilization must be in (0, 1], got 1.5"),
+        (["info", "--recurrent-state-dtype", "int8"], 2, "recurrent_state_dtype must be one of"),
+        (["serve", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be one of"),
     ],
 )
 def test_error_is_one_line_with_its_exit_code(deltaic: Deltaic, args: list[str], code: int, words: str) -> None:
@@ -151,6 +157,20 @@ def test_error_is_one_line_with_its_exit_code(deltaic: Deltaic, args: list[str],
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_info_plans_for_a_gpu_of_any_size(deltaic: Deltaic) -> None:
+    config = str(Path(__file__).parent.parent / "bench" / "configs" / "qwen3_5_4b.json")
+    memory = []
+    for size in ("48GB", "141GB"):
+        code, out, _ = deltaic("info", config, "--device-memory", size, "--json", "--max-model-len", "8192")
+        assert code == 0
+        memory.append(json.loads(out))
+    assert [found["device"] for found in memory] == ["cuda:0", "cuda:0"]
+    assert memory[0]["weight_bytes"] == memory[1]["weight_bytes"] == 2 * memory[0]["num_parameters"]
+    assert memory[0]["num_blocks"] < memory[1]["num_blocks"]
+    table = deltaic("info", config, "--device-memory", "48GB")[1]
+    assert "cuda:0: 44.7 GiB free of 44.7 GiB, 40.2 GiB may be used" in table
 
 
 def test_debug_shows_the_traceback(deltaic: Deltaic) -> None:
