@@ -2,6 +2,7 @@
 
 from deltaic.stages.channel import Channel, Channels, End
 from deltaic.stages.graph import Chunked, Edge, Full, Stage, StageGraph
+from deltaic.stages.hook import StageHook
 from deltaic.stages.model import PredictorInputs, Preprocessed, StageModel, StepMetadata, Traits
 from deltaic.stages.outputs import StageOutput, StepOutputs
 from deltaic.stages.payload import PayloadBuffers
@@ -23,6 +24,7 @@ __all__ = [
     "Preprocessed",
     "Stage",
     "StageGraph",
+    "StageHook",
     "StageModel",
     "StageOutput",
     "StageRunner",

@@ -111,6 +111,13 @@ class StageModel:
         """Learn which request each row belongs to."""
         raise NotImplementedError
 
+    def postprocess(self, row: _core.StepRow, hidden: FloatArray, payload: Payload) -> Any:
+        """Return what the forward of one row gives: hidden states, or a StageOutput with a payload for the next stage.
+
+        hidden is memory of the step; what is to be kept must be copied.
+        """
+        raise NotImplementedError
+
     def on_finished(self, req_id: str) -> None:
         """Forget a request."""
 
