@@ -49,9 +49,13 @@ from deltaic.cli_options import (
 from deltaic.speak_command import speak
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from deltaic.async_llm import AsyncLLM
     from deltaic.llm import LLM
     from deltaic.outputs import RequestOutput
     from deltaic.sampling_params import SamplingParams
+    from deltaic.server.speech_engine import SpeechEngine
 
 FIRST_PROMPT = "Once upon a time"
 
@@ -275,8 +279,11 @@ def serve(
 ) -> None:
     """Answer OpenAI's HTTP interface until Ctrl-C or SIGTERM."""
     try:
-        from deltaic.server.run import address, listen, run_server
+        from deltaic.server.app import create_app
+        from deltaic.server.run import address, listen, run_app
         from deltaic.server.settings import ServerSettings
+        from deltaic.server.speech_app import create_speech_app
+        from deltaic.server.speech_engine import load_speech_engine
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "deltaic":
             raise
@@ -286,6 +293,7 @@ def serve(
     from deltaic.async_llm import AsyncLLM, check_limits
     from deltaic.checkpoint import resolve_model
     from deltaic.engine_config import EngineConfig
+    from deltaic.stages.speech import is_speech_checkpoint
 
     folder = resolve_model(model, load_format)
     options: dict[str, Any] = {
@@ -314,9 +322,18 @@ def serve(
             max_concurrent_requests=max_concurrent_requests,
         )
     with listen(host, port) as sock:  # before the model is loaded: it may take long, and the port may be taken
-        llm = AsyncLLM(folder, seed=seed, max_logprobs=max_logprobs, **limits, **options)
+        app: FastAPI
+        engine: AsyncLLM | SpeechEngine
+        if is_speech_checkpoint(folder):
+            if device not in ("auto", "cpu"):
+                raise CommandError(f"a model that speaks runs on the CPU, got --device {device}", 2)
+            engine = load_speech_engine(folder, max_num_seqs=max_num_seqs or 8, num_threads=num_threads, **limits)
+            app = create_speech_app(engine, settings)
+        else:
+            engine = AsyncLLM(folder, seed=seed, max_logprobs=max_logprobs, **limits, **options)
+            app = create_app(engine, settings)
         print(f"serving {settings.served_model_names[0]} at http://{address(sock)}/v1", file=sys.stderr, flush=True)
-        run_server(llm, settings, sock, access_log=access_log)
+        run_app(app, engine, sock, access_log=access_log)
 
 
 @app.command()

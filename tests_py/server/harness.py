@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import uvicorn
 from deltaic import AsyncLLM
 from deltaic.server import ServerSettings, create_app
 from deltaic.server.run import listen
+from fastapi import FastAPI
 from scripted_engine import ScriptedEngine
 
 SMALL: dict[str, Any] = {"max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 256}
@@ -34,8 +34,23 @@ def until(condition: Callable[[], bool]) -> None:
 @contextmanager
 def running_server(llm: AsyncLLM, settings: ServerSettings | None = None) -> Iterator[str]:
     """Serve on a free port of the loopback; yield the URL."""
+    with running_app(create_app(llm, settings)) as url:
+        yield url
+
+
+@contextmanager
+def running_app(app: FastAPI) -> Iterator[str]:
+    """Serve an application as running_server does."""
     with listen("127.0.0.1", 0) as sock:
-        yield from _serve(llm, settings, sock)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+        thread.start()
+        until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @contextmanager
@@ -65,18 +80,6 @@ def metric(url: str, name: str, **labels: str) -> float:
         if found and found[1] == name and all(f'{key}="{value}"' in found[2] for key, value in labels.items()):
             total += float(found[3])
     return total
-
-
-def _serve(llm: AsyncLLM, settings: ServerSettings | None, sock: socket.socket) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(create_app(llm, settings), log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
-    thread.start()
-    until(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @dataclass

@@ -54,6 +54,12 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
     ):
         app.include_router(make_router(serving))
     app.include_router(page_router())
+    add_common_parts(app, settings)
+    return app
+
+
+def add_common_parts(app: FastAPI, settings: ServerSettings) -> None:
+    """Give an application its errors, its limits and its keys."""
     add_error_handlers(app)
 
     async def nobody_reads(_: Request, __: Exception) -> Response:
@@ -65,4 +71,3 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
     app.add_middleware(ConcurrencyMiddleware, max_requests=settings.max_concurrent_requests)
     if settings.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys)
-    return app

@@ -7,23 +7,29 @@ import os
 import signal
 import socket
 import sys
+from typing import Protocol
 
 import uvicorn
+from fastapi import FastAPI
 
 from deltaic.async_llm import AsyncLLM
 from deltaic.server.app import create_app
 from deltaic.server.settings import ServerSettings
 
 
+class _Engine(Protocol):
+    def shutdown(self, timeout_s: float) -> bool: ...
+
+
 class _Server(uvicorn.Server):
     """End live streams with a last event before connections are waited for."""
 
-    def __init__(self, config: uvicorn.Config, llm: AsyncLLM) -> None:
+    def __init__(self, config: uvicorn.Config, engine: _Engine) -> None:
         super().__init__(config)
-        self._llm = llm
+        self._engine = engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._llm.shutdown(timeout_s=0)
+        self._engine.shutdown(timeout_s=0)
         await super().shutdown(sockets)
 
 
@@ -44,8 +50,13 @@ def address(sock: socket.socket) -> str:
 
 def run_server(llm: AsyncLLM, settings: ServerSettings, sock: socket.socket, *, access_log: bool = False) -> None:
     """Serve until SIGTERM or SIGINT, which end within 2 seconds what still runs. KeyboardInterrupt for SIGINT."""
+    run_app(create_app(llm, settings), llm, sock, access_log=access_log)
+
+
+def run_app(app: FastAPI, engine: _Engine, sock: socket.socket, *, access_log: bool = False) -> None:
+    """Serve an application around an engine, as run_server does."""
     config = uvicorn.Config(
-        create_app(llm, settings),
+        app,
         log_level="info" if access_log else "warning",
         access_log=access_log,
         lifespan="on",
@@ -55,10 +66,10 @@ def run_server(llm: AsyncLLM, settings: ServerSettings, sock: socket.socket, *, 
     # uvicorn raises the signal once more when it has ended; SIGTERM has done its work by then.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        asyncio.run(_Server(config, llm).serve(sockets=[sock]))
+        asyncio.run(_Server(config, engine).serve(sockets=[sock]))
     finally:
         signal.signal(signal.SIGTERM, before)
-        if not llm.shutdown(timeout_s=0.2):
+        if not engine.shutdown(timeout_s=0.2):
             # A step runs on. The interpreter must not be taken down around its thread.
             sys.stderr.flush()
             os._exit(0)

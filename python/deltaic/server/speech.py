@@ -16,6 +16,11 @@ class SpeechBody(RequestBody):
     voice: str | dict[str, Any] | None = None
     response_format: str | None = None
     speed: float | None = None
+    instructions: str | None = None
+    stream_format: str | None = None
+    # Not OpenAI's.
+    language: str | None = None
+    seed: int | None = None
 
 
 def speech_router(serving: Serving) -> APIRouter:
