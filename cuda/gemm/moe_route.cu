@@ -64,9 +64,10 @@ __global__ void __launch_bounds__(kThreads) moe_route_kernel(const __grid_consta
                   p.weight + static_cast<std::int64_t>(expert) * p.hidden + i % vectors * 8);
   }
   async_copy_commit();
+  const NormFactors norm_factors = NormFactors::first(p.norm_weight, p.hidden);
   wait_for_previous_kernel();
   allow_next_kernel();
-  stage_tokens<T, kWarps>(p.x, p.x_stride, p.num_tokens, p.hidden, p.norm_weight, p.eps, x, row);
+  stage_tokens<T, kWarps>(p.x, p.x_stride, p.num_tokens, p.hidden, p.norm_weight, norm_factors, p.eps, x, row);
   async_copy_wait<0>();
   __syncthreads();
 

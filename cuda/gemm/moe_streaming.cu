@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) moe_up_kernel(Params<T> p) {
   __shared__ Experts experts;
   const int x_row = p.hidden + kTokenPadding, group = threadIdx.x % 32 / 4;
 
-  stage_tokens<T, kWarps>(p.x, p.x_stride, p.num_tokens, p.hidden, p.norm_weight, p.eps, x, x_row);
+  stage_tokens<T, kWarps>(p.x, p.x_stride, p.num_tokens, p.hidden, p.norm_weight,
+                          NormFactors::first(p.norm_weight, p.hidden), p.eps, x, x_row);
   wait_for_previous_kernel();
   allow_next_kernel();
   find_experts(p, experts);
@@ -174,6 +175,13 @@ __global__ void __launch_bounds__(kWarps * 32, 1) moe_down_kernel(Params<T> p) {
   }
   wait_for_previous_kernel();
   allow_next_kernel();
+  const int num_sums = (end - begin) * kStreamTileRows * p.num_tokens;
+  const auto y_of = [&](int i) {  // of row i % rows of the block, token i / rows
+    return p.y + i / ((end - begin) * kStreamTileRows) * p.y_stride + begin * kStreamTileRows +
+           i % ((end - begin) * kStreamTileRows);
+  };
+  T first_y{};
+  if (static_cast<int>(threadIdx.x) < num_sums) first_y = __ldcg(y_of(threadIdx.x));
   const int vectors = p.intermediate / 8;
   for (int i = threadIdx.x; i < num_rows * vectors; i += kWarps * 32)
     *reinterpret_cast<uint4*>(x + i / vectors * x_row + i % vectors * 8) =
@@ -197,10 +205,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) moe_down_kernel(Params<T> p) {
           tiles.sum(tile, token, row);
     }
   });
-  for (int i = threadIdx.x; i < (end - begin) * kStreamTileRows * p.num_tokens; i += kWarps * 32) {
+  for (int i = threadIdx.x; i < num_sums; i += kWarps * 32) {
     const int row = i % ((end - begin) * kStreamTileRows), token = i / ((end - begin) * kStreamTileRows);
-    T* y = p.y + token * p.y_stride + begin * kStreamTileRows + row;
-    float sum = to_float(*y);
+    T* y = y_of(i);
+    float sum = to_float(i == static_cast<int>(threadIdx.x) ? first_y : __ldcg(y));
     for (int slot = 0; slot < num_slots; ++slot) {
       const float factor = factors[token * num_slots + slot];
       const int at = (row / kStreamTileRows * num_rows + token * num_slots + slot) * kStreamTileRows;

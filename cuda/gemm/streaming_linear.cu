@@ -1,8 +1,9 @@
 // y = x W^T for 1 to 16 tokens: every weight is read once.
-//   one block an SM; the rows of W are shared out evenly, to the row; tile_stream.cuh says how a block goes through its
-//   rows
+//   one block an SM, of small matrices one of this kernel and one of the next
+//   the rows of W are shared out evenly, to the row; tile_stream.cuh says how a block goes through its rows
 //   before the wait for the previous kernel a block asks for its first slices of weights, and for as much again to be
-//   in L2 bound by memory: out_features x in_features x 2 bytes
+//   in L2
+//   bound by memory: out_features x in_features x 2 bytes
 #include "cuda/gemm/streaming_linear.h"
 
 #include <algorithm>
@@ -20,6 +21,12 @@ namespace {
 
 constexpr int kWarps = 8, kSplit = 4;
 constexpr std::size_t kStaticBytes = 1024;  // shared memory of stage_tokens, rounded up
+
+// A block of a small matrix leaves room for one of the next kernel, which copies its first weights while this one runs:
+// the hand-over is most of its time. In large ones the longer ring is worth more.
+constexpr std::size_t kSmallMatrixBytes = std::size_t{24} << 20, kPairBytes = 113 * 1024;
+constexpr int kPairRing = 12, kShortPairRing = 10;
+constexpr bool is_pair_ring(int ring) { return ring == kPairRing || ring == kShortPairRing; }
 
 template <class T, class Y>
 struct Params {
@@ -62,12 +69,16 @@ __global__ void __launch_bounds__(kWarps * 32, 1) streaming_linear_kernel(Params
   prefetch_to_l2(first_row + kAhead, min(kAhead, rows_bytes - kAhead));
   if constexpr (kSiluMul)
     prefetch_to_l2(first_row + p.num_outputs * p.in_features * sizeof(T) + kAhead, min(kAhead, rows_bytes - kAhead));
+  const NormFactors factors = NormFactors::first(p.norm_weight, p.in_features);
   wait_for_previous_kernel();
   allow_next_kernel();
-  if constexpr (kAccumulate)
-    for (int i = threadIdx.x; i < num_outputs * p.num_tokens; i += kWarps * 32)
-      residual[i] = p.y[i / num_outputs * p.y_stride + begin + i % num_outputs];
-  stage_tokens<T, kWarps>(p.x, p.x_stride, p.num_tokens, p.in_features, p.norm_weight, p.eps, x, x_row);
+  const auto residual_of = [&](int i) { return __ldcg(p.y + i / num_outputs * p.y_stride + begin + i % num_outputs); };
+  const int num_residuals = kAccumulate ? num_outputs * p.num_tokens : 0;
+  Y first_residual{};
+  if (static_cast<int>(threadIdx.x) < num_residuals) first_residual = residual_of(threadIdx.x);
+  stage_tokens<T, kWarps>(p.x, p.x_stride, p.num_tokens, p.in_features, p.norm_weight, factors, p.eps, x, x_row);
+  if (static_cast<int>(threadIdx.x) < num_residuals) residual[threadIdx.x] = first_residual;
+  for (int i = threadIdx.x + kWarps * 32; i < num_residuals; i += kWarps * 32) residual[i] = residual_of(i);
   __syncthreads();
 
   const TokenFragment<T> fragment = token_fragment(x, x_row, p.num_tokens);
@@ -113,11 +124,12 @@ void launch_streaming(ops::Stream stream, const StreamingLinearArgs& args) {
   const auto launch = [&](auto kernel) {
     allow_all_shared_memory(reinterpret_cast<const void*>(kernel), args.x.device.index);
     const auto num_blocks = std::min<std::int64_t>(params.num_outputs, num_multiprocessors(args.x.device.index));
-    const DependentLaunch dependent{
-        .grid = dim3(static_cast<unsigned>(num_blocks)),
-        .block = dim3(kWarps * 32),
-        .stream = native(stream),
-        .shared_bytes = std::max(kOneBlockBytes, shared_bytes<kManyTokens, kRing>(args)) - kStaticBytes};
+    const DependentLaunch dependent{.grid = dim3(static_cast<unsigned>(num_blocks)),
+                                    .block = dim3(kWarps * 32),
+                                    .stream = native(stream),
+                                    .shared_bytes = std::max(is_pair_ring(kRing) ? std::size_t{0} : kOneBlockBytes,
+                                                             shared_bytes<kManyTokens, kRing>(args)) -
+                                                    kStaticBytes};
     dependent(kernel, params);
   };
   if constexpr (std::is_same_v<Y, float>) {
@@ -155,6 +167,12 @@ void streaming_linear(ops::Stream stream, const StreamingLinearArgs& args) {
   visit_half(args.x.dtype, [&]<class T>(T) {
     const auto launch = [&]<class Y>(Y) {
       if (args.x.shape[0] > 8) return launch_streaming<T, Y, true, kShortRing>(stream, args);
+      if (args.weight.view.num_bytes() <= kSmallMatrixBytes) {
+        if (shared_bytes<false, kPairRing>(args) <= kPairBytes)
+          return launch_streaming<T, Y, false, kPairRing>(stream, args);
+        if (shared_bytes<false, kShortPairRing>(args) <= kPairBytes)
+          return launch_streaming<T, Y, false, kShortPairRing>(stream, args);
+      }
       shared_bytes<false, kLongRing>(args) <= kMaxSharedBytes ? launch_streaming<T, Y, false, kLongRing>(stream, args)
                                                               : launch_streaming<T, Y, false, kShortRing>(stream, args);
     };

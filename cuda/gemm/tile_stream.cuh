@@ -1,15 +1,15 @@
 // A stream of weight tiles of 8 rows through shared memory into tensor cores, for 1 to 16 tokens.
-//   kSplit warps share a tile: the first takes the lines of 64 columns (128 bytes) 0, kSplit, ..., the next 1, kSplit +
-//   1,
-//   ...; the teams of kSplit warps take tiles in turn
+//   kSplit warps share a tile: the first takes the lines of 64 columns (128 bytes) 0, kSplit, ..., the next 1, ...;
+//   the teams of kSplit warps take tiles in turn
 //   a thread copies 2 x 16 bytes of a line into a ring of its own and reads them back alone: no barrier. Copies run
 //   kRing lines a warp ahead of the products, across tiles, and never stop. (Loads into registers would: a scoreboard
-//   that several loads share waits for the last of them) a product is m16n8k16 with 16 tokens by 8 rows; columns are
-//   permuted alike in tokens and weights, so that each thread's fragments are 16 contiguous bytes partial sums of the
-//   warps meet in shared memory, kGroupTiles tiles of each team at a time, in a fixed order: what a row gives does not
-//   depend on the number of tokens or blocks
-// Kernels that stream take more than half of an SM's shared memory: one block an SM, and the blocks of the next kernel
-// begin to copy their weights where a block of this one has ended, long before the last one has.
+//   that several loads share waits for the last of them.)
+//   a product is m16n8k16 with 16 tokens by 8 rows; columns are permuted alike in tokens and weights, so that each
+//   thread's fragments are 16 contiguous bytes
+//   partial sums of the warps meet in shared memory, kGroupTiles tiles of each team at a time, in a fixed order: what
+//   a row gives does not depend on the number of tokens or blocks
+// Kernels that stream much take more than half of an SM's shared memory: one block an SM, and the blocks of the next
+// kernel begin to copy their weights where a block of this one has ended, long before the last one has.
 #pragma once
 
 #include <cstdint>
@@ -174,12 +174,28 @@ __device__ inline void prefetch_to_l2(const void* address, std::int64_t size) {
                  : "memory");
 }
 
+// The weights of a norm for 8 columns of this thread. What no kernel writes can be loaded before the wait.
+struct NormFactors {
+  float values[8];
+
+  __device__ void load(const float* norm_weight, int column) {
+    *reinterpret_cast<float4*>(values) = __ldg(reinterpret_cast<const float4*>(norm_weight + column));
+    *reinterpret_cast<float4*>(values + 4) = __ldg(reinterpret_cast<const float4*>(norm_weight + column + 4));
+  }
+  // Those of the columns that stage_tokens begins with; none without a norm.
+  __device__ static NormFactors first(const float* norm_weight, int size) {
+    NormFactors factors{};
+    if (norm_weight != nullptr && threadIdx.x * 8 < size) factors.load(norm_weight, threadIdx.x * 8);
+    return factors;
+  }
+};
+
 // Writes x[token, :], normed when norm_weight is not null, into shared rows. All threads share a token; each reads back
 // only what it wrote itself. Reads x through L2: it may run before the wait for the previous kernel, where that kernel
 // did not write x. The caller synchronises the block before it reads.
 template <class T, int kWarps>
 __device__ void stage_tokens(const T* x, std::int64_t x_stride, int num_tokens, int size, const float* norm_weight,
-                             float eps, T* shared, int row) {
+                             NormFactors factors, float eps, T* shared, int row) {
   constexpr int kStep = kWarps * 32 * 8;
   __shared__ float squares[16][kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = threadIdx.x * 8;
@@ -213,9 +229,7 @@ __device__ void stage_tokens(const T* x, std::int64_t x_stride, int num_tokens, 
   if (norm_weight == nullptr) return;
   __syncthreads();
   for (int column = first; column < size; column += kStep) {
-    float factors[8];
-    *reinterpret_cast<float4*>(factors) = __ldg(reinterpret_cast<const float4*>(norm_weight + column));
-    *reinterpret_cast<float4*>(factors + 4) = __ldg(reinterpret_cast<const float4*>(norm_weight + column + 4));
+    if (column != first) factors.load(norm_weight, column);
     for (int token = 0; token < num_tokens; ++token) {
       float sum = 0.0F;
 #pragma unroll
@@ -225,7 +239,7 @@ __device__ void stage_tokens(const T* x, std::int64_t x_stride, int num_tokens, 
       uint4 copy = bits;
       T* values = reinterpret_cast<T*>(&copy);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = from_float<T>(to_float(values[i]) * scale * factors[i]);
+      for (int i = 0; i < 8; ++i) values[i] = from_float<T>(to_float(values[i]) * scale * factors.values[i]);
       bits = copy;
     }
   }
