@@ -359,7 +359,7 @@ TEST_CASE("draws on the device follow the softmax") {
   CHECK(statistic > 23.98);
 }
 
-TEST_CASE("rows on the device lie beyond 2^31 elements") {
+TEST_CASE("D57: rows on the device lie beyond 2^31 elements") {
   if (!has_gpu()) return;
   constexpr std::int64_t kStride = (std::int64_t{1} << 29) + 8;
   constexpr int kVocab = 5000, kRows = 5;
