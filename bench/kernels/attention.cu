@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/paged_attention.h"
@@ -71,33 +72,8 @@ struct Stream {
   Stream& operator=(const Stream&) = delete;
 };
 
-// The median time of one of num_launches calls in a graph.
-double time_in_graph(cudaStream_t stream, int num_launches, const std::function<void(int)>& launch) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < num_launches; ++i) launch(i);
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<double> times;
-  for (int replay = 0; replay < 13; ++replay) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(exec, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
-    if (replay >= 3) times.push_back(ms * 1000.0 / num_launches);
-  }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
-  check(cudaGraphExecDestroy(exec));
-  check(cudaGraphDestroy(graph));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+double median_us(cudaStream_t stream, int num_launches, const std::function<void(int)>& launch) {
+  return time_in_graph(stream, num_launches, launch).median_us;
 }
 
 void require(bool condition, const std::string& what) {
@@ -174,7 +150,7 @@ void bench_decode(cudaStream_t stream, int num_reqs, int query_len, int seq_len,
   const Setup setup(num_reqs, query_len, seq_len, block_size, true);
   if (num_reqs < 100) setup.check_result(stream);
   const double us =
-      time_in_graph(stream, 2 * setup.num_sets, [&](int i) { setup.run(stream, i % setup.num_sets, true, setup.out); });
+      median_us(stream, 2 * setup.num_sets, [&](int i) { setup.run(stream, i % setup.num_sets, true, setup.out); });
   const double bytes = static_cast<double>(kKeyBytes) * seq_len * num_reqs;
   std::printf("decode  %4d requests x %d tokens, %6d keys  %9.2f us  %5.0f GB/s  %5.1f %%\n", num_reqs, query_len,
               seq_len, us, bytes / us / 1e3, 100 * bytes / (us * 1e-6) / kReadBound);
@@ -186,7 +162,7 @@ void bench_prefill(cudaStream_t stream, int num_reqs, int query_len, int seq_len
     small.check_result(stream);
   }
   const Setup setup(num_reqs, query_len, seq_len, block_size, false);
-  const double us = time_in_graph(stream, 4, [&](int) { setup.run(stream, 0, false, setup.out); });
+  const double us = median_us(stream, 4, [&](int) { setup.run(stream, 0, false, setup.out); });
   double keys = 0;
   for (int t = 0; t < query_len; ++t) keys += seq_len - query_len + t + 1;
   const double operations = 4.0 * kDim * kHeads * keys * num_reqs;
@@ -207,7 +183,7 @@ void bench_qk_norm_rope(cudaStream_t stream, std::int64_t num_tokens) {
   for (std::int64_t t = 0; t < num_tokens; ++t) numbers[static_cast<std::size_t>(t)] = t;
   const Tensor positions = upload(DType::i64, {1, num_tokens}, numbers);
   const Tensor slots = upload(DType::i64, {num_tokens}, numbers);
-  const double us = time_in_graph(stream, 2 * num_sets, [&](int i) {
+  const double us = median_us(stream, 2 * num_sets, [&](int i) {
     TensorView heads = q.view().slice(i % num_sets * num_tokens, (i % num_sets + 1) * num_tokens);
     TensorView k = kv.view().slice(i % num_sets * num_tokens, (i % num_sets + 1) * num_tokens);
     heads.shape[2] = kDim, k.shape[1] = kKvHeads;

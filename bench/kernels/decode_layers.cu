@@ -12,6 +12,7 @@
 #include <set>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cpp/src/ops/linear.h"
 #include "cpp/src/ops/moe.h"
 #include "cuda/check.h"
@@ -83,28 +84,7 @@ struct Layer {
 };
 
 double median_us(cudaStream_t stream, const std::function<void()>& enqueue) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < 4; ++i) enqueue();
-  cuda::check(cudaStreamEndCapture(stream, &graph));
-  cuda::check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin = nullptr, end = nullptr;
-  cuda::check(cudaEventCreate(&begin));
-  cuda::check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 15; ++i) {
-    float ms = 0;
-    cuda::check(cudaEventRecord(begin, stream));
-    cuda::check(cudaGraphLaunch(exec, stream));
-    cuda::check(cudaEventRecord(end, stream));
-    cuda::check(cudaEventSynchronize(end));
-    cuda::check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 4) times.push_back(ms);
-  }
-  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph);
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2] * 1000.0 / 4;
+  return time_in_graph(stream, 4, [&](int) { enqueue(); }).median_us;
 }
 
 enum Part { kIn = 1, kMixer = 2, kOut = 4, kRouter = 8, kExpertsPart = 16, kFusedRouter = 32, kAll = 63 };

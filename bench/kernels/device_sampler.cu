@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/ops/sampler.h"
 #include "cuda/check.h"
@@ -65,31 +66,7 @@ std::vector<float> make_logits(std::size_t num_rows, bool is_flat) {
 }
 
 double median_us(cudaStream_t stream, int num_launches, const auto& launch) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < num_launches; ++i) launch(i);
-  cuda::check(cudaStreamEndCapture(stream, &graph));
-  cuda::check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin));
-  cuda::check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 13; ++i) {
-    cuda::check(cudaEventRecord(begin, stream));
-    cuda::check(cudaGraphLaunch(exec, stream));
-    cuda::check(cudaEventRecord(end, stream));
-    cuda::check(cudaEventSynchronize(end));
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  cuda::check(cudaGraphExecDestroy(exec));
-  cuda::check(cudaGraphDestroy(graph));
-  cuda::check(cudaEventDestroy(begin));
-  cuda::check(cudaEventDestroy(end));
-  return times[times.size() / 2] * 1000.0 / num_launches;
+  return time_in_graph(stream, num_launches, launch).median_us;
 }
 
 // Returns how many tokens are wrong.

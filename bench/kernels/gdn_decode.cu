@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cuda/check.h"
 #include "cuda/device/convert.cuh"
 #include "cuda/ops/gdn_decode.h"
@@ -157,31 +158,10 @@ double run(int num_seqs) {
     }
   }
 
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  constexpr int kLaunches = 32;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kLaunches; ++i) {
-    args.state_indices.data = d_slots + (i * num_seqs) % (num_slots - num_seqs + 1);
-    cuda::gdn_decode({stream}, args);
-  }
-  cuda::check(cudaStreamEndCapture(stream, &graph));
-  cuda::check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin));
-  cuda::check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 13; ++i) {
-    cuda::check(cudaEventRecord(begin, stream));
-    cuda::check(cudaGraphLaunch(exec, stream));
-    cuda::check(cudaEventRecord(end, stream));
-    cuda::check(cudaEventSynchronize(end));
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  const double us = times[times.size() / 2] * 1000.0 / kLaunches;
+  const double us = time_in_graph(stream, 32, [&](int i) {
+                      args.state_indices.data = d_slots + (i * num_seqs) % (num_slots - num_seqs + 1);
+                      cuda::gdn_decode({stream}, args);
+                    }).median_us;
   const double bytes = 2.0 * num_seqs * (slot_elements * sizeof(State) + kConvDim * 3 * 2);
   const double state_limit = kF32 ? 1e-4 : 0x1p-8;
   std::printf("gdn_decode %s %3d seqs  %8.2f us  %6.0f GB/s  %5.1f %%  error %.4f state %.2e%s\n",

@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cpp/src/ops/gdn_mixer.h"
 #include "cuda/check.h"
 #include "cuda/ops/gdn_prefill.h"
@@ -62,28 +63,7 @@ float from_bf16(std::uint16_t x) {
 }
 
 double median_us(cudaStream_t stream, const std::function<void()>& enqueue) {
-  constexpr int kLaunches = 8;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kLaunches; ++i) enqueue();
-  cuda::check(cudaStreamEndCapture(stream, &graph));
-  cuda::check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin));
-  cuda::check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 10; ++i) {
-    cuda::check(cudaEventRecord(begin, stream));
-    cuda::check(cudaGraphLaunch(exec, stream));
-    cuda::check(cudaEventRecord(end, stream));
-    cuda::check(cudaEventSynchronize(end));
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2] * 1000.0 / kLaunches;
+  return time_in_graph(stream, 8, [&](int) { enqueue(); }).median_us;
 }
 
 // |a - b| / |b| over all elements.

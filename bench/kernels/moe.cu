@@ -13,6 +13,7 @@
 #include <set>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cuda/check.h"
 #include "cuda/device/convert.cuh"
 #include "cuda/gemm/moe_grouped.h"
@@ -151,35 +152,16 @@ double run(const std::vector<Layer>& layers, int num_tokens, bool streaming, boo
   }
   const double error = std::sqrt(difference / norm);
 
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  constexpr int kLaunches = 16;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kLaunches; ++i) layer_of(layers[i % layers.size()], y);
-  cuda::check(cudaStreamEndCapture(stream, &graph));
-  cuda::check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin));
-  cuda::check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 9; ++i) {
-    cuda::check(cudaEventRecord(begin, stream));
-    cuda::check(cudaGraphLaunch(exec, stream));
-    cuda::check(cudaEventRecord(end, stream));
-    cuda::check(cudaEventSynchronize(end));
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  const double us = times[times.size() / 2] * 1000.0 / kLaunches;
+  const double us = time_in_graph(stream, 16, [&](int i) {
+                      layer_of(layers[static_cast<std::size_t>(i) % layers.size()], y);
+                    }).median_us;
   const double memory_us = static_cast<double>(distinct) * (kUpSize + kDownSize) * 2 / 4.18e6;
   const double flops = 2.0 * num_tokens * (kTopK + (shared ? 1 : 0)) * (kUpSize + kDownSize);
   const double bound = std::max(memory_us, flops / 800e6);
   std::printf("%-10s %5d tokens%s  %3zu experts  %9.2f us  bound %8.2f  %5.1f %%  %6.1f TFLOP/s  error %.5f%s\n",
               streaming ? "streaming" : "grouped", num_tokens, shared ? " + shared" : "         ", distinct, us, bound,
               bound / us * 100, flops / us * 1e-6, error, error < 0.01 ? "" : "  WRONG");
-  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+  cudaStreamDestroy(stream);
   for (void* memory : {(void*)x, (void*)y, (void*)expected, (void*)d_ids, (void*)d_weights, (void*)d_logits,
                        (void*)scratch, (void*)plain_scratch})
     cudaFree(memory);

@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cpp/src/core/buffer.h"
 #include "cpp/src/core/transfer.h"
 #include "cpp/src/ops/batch_memcpy.h"
@@ -56,45 +56,6 @@ struct Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 };
-
-struct Timing {
-  double median_us = 0, best_us = 0;
-};
-
-// One graph of num_launches calls of `launch`; the time of one call, from replays of the graph.
-Timing time_in_graph(cudaStream_t stream, int num_launches, const std::function<void(int)>& launch) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < num_launches; ++i) launch(i);
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  // Warm up for a while, not for a count: clocks take milliseconds to rise.
-  const auto started = std::chrono::steady_clock::now();
-  while (std::chrono::steady_clock::now() - started < std::chrono::milliseconds(100)) {
-    check(cudaGraphLaunch(exec, stream));
-    check(cudaStreamSynchronize(stream));
-  }
-  std::vector<double> times;
-  for (int replay = 0; replay < 25; ++replay) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(exec, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(ms * 1000.0 / num_launches);
-  }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
-  check(cudaGraphExecDestroy(exec));
-  check(cudaGraphDestroy(graph));
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front()};
-}
 
 template <class T>
 class DeviceVector {
@@ -162,7 +123,7 @@ void require(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-void report(const char* name, int num_reqs, Timing time, double bytes) {
+void report(const char* name, int num_reqs, GraphTiming time, double bytes) {
   const double rate = bytes / (time.median_us * 1e-6);
   std::printf("%-40s %4d  %9.2f us (best %9.2f)  %7.0f GB/s  %5.1f %%\n", name, num_reqs, time.median_us, time.best_us,
               rate / 1e9, 100 * rate / kBound);
@@ -242,7 +203,7 @@ void bench_postprocess(const Pool& pool, int num_reqs, bool crossing, cudaStream
     report("fused postprocess, all copy", num_reqs,
            time_in_graph(stream, 2 * num_sets, [&](int i) { run(i % num_sets); }), bytes);
   } else {
-    const Timing time = time_in_graph(stream, 100, [&](int) { run(0); });
+    const GraphTiming time = time_in_graph(stream, 100, [&](int) { run(0); });
     std::printf("%-40s %4d  %9.2f us (best %9.2f)\n", "fused postprocess, nothing crosses", num_reqs, time.median_us,
                 time.best_us);
   }
@@ -252,7 +213,7 @@ void bench_postprocess(const Pool& pool, int num_reqs, bool crossing, cudaStream
 void bench_driver_copy(cudaStream_t stream) {
   constexpr std::size_t kBytes = std::size_t{256} << 20;
   const Buffer src(4 * kBytes, kDevice), dst(4 * kBytes, kDevice);
-  const Timing time = time_in_graph(stream, 8, [&](int i) {
+  const GraphTiming time = time_in_graph(stream, 8, [&](int i) {
     check(cudaMemcpyAsync(static_cast<char*>(dst.data()) + i % 4 * kBytes,
                           static_cast<const char*>(src.data()) + i % 4 * kBytes, kBytes, cudaMemcpyDeviceToDevice,
                           stream));

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/kernels/graph_timing.h"
 #include "cuda/check.h"
 #include "cuda/device/convert.cuh"
 #include "cuda/gemm/streaming_linear.h"
@@ -98,35 +99,14 @@ double run(const Case& c, int num_tokens) {
     }
   }
 
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  constexpr int kLaunches = 64;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < kLaunches; ++i) {
-    args.weight.view.data = weights + weight_elements * (i % num_copies);
-    cuda::streaming_linear({stream}, args);
-  }
-  cuda::check(cudaStreamEndCapture(stream, &graph));
-  cuda::check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  cuda::check(cudaEventCreate(&begin));
-  cuda::check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 13; ++i) {
-    cuda::check(cudaEventRecord(begin, stream));
-    cuda::check(cudaGraphLaunch(exec, stream));
-    cuda::check(cudaEventRecord(end, stream));
-    cuda::check(cudaEventSynchronize(end));
-    float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  const double us = times[times.size() / 2] * 1000.0 / kLaunches;
+  const double us = time_in_graph(stream, 64, [&](int i) {
+                      args.weight.view.data = weights + weight_elements * (i % num_copies);
+                      cuda::streaming_linear({stream}, args);
+                    }).median_us;
   const double gbs = weight_elements * 2.0 / us * 1e-3;
   std::printf("%-22s %2d tokens  %6d x %5d  %8.2f us  %6.0f GB/s  %5.1f %%  error %.4f%s\n", c.name, num_tokens,
               c.out_features, c.in_features, us, gbs, gbs / 4180 * 100, worst, worst > 0.04 ? "  WRONG" : "");
-  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+  cudaStreamDestroy(stream);
   cudaFree(weights), cudaFree(dx), cudaFree(dn), cudaFree(dy);
   return worst;
 }
