@@ -15,7 +15,7 @@
 #include "cuda/device/bulk_copy.cuh"
 #include "cuda/device/convert.cuh"
 #include "cuda/device/scan.cuh"
-#include "cuda/gemm/wgmma_256.cuh"
+#include "cuda/device/wgmma.cuh"
 #include "cuda/handles.h"
 #include "cuda/kernel_limits.h"
 #include "cuda/launch.cuh"
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_grouped_kernel(const __grid_c
                           b = rows_descriptor(shared_address(base + kPairBytes));
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kTileColumns / 16; ++i) wgmma_m64n256k16<T>(sums, a + i * 2, b + i * 2);
+      for (int i = 0; i < kTileColumns / 16; ++i) wgmma_rows<T, 256>(sums, a + i * 2, b + i * 2, 1);
       wgmma_commit();
       loader.load((stage + kStages - 1) % kStages);
       wgmma_wait<0>();
