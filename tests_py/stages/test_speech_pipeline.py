@@ -138,10 +138,41 @@ def test_row_15_and_23_the_same_request_again_is_the_same_sound(checkpoint: Path
     assert pipeline.talker_engine.stats().cache.num_hit_tokens == 0
 
 
-def test_row_23_no_seed_is_another_sound_each_time(tiny_tts: Path) -> None:
+@pytest.mark.parametrize("seed", [None, -1])
+def test_row_23_no_seed_is_another_sound_each_time(tiny_tts: Path, seed: int | None) -> None:
     pipeline = make_pipeline(tiny_tts)
-    first, second = (speak(pipeline, {"a": params(seed=None)})["a"] for _ in range(2))
+    first, second = (speak(pipeline, {"a": params(seed=seed)})["a"] for _ in range(2))
     assert first.frames != second.frames
+
+
+def test_sampling_of_the_residual_codes_is_the_callers(tiny_tts: Path) -> None:
+    def residual(**fields: Any) -> list[list[int]]:
+        return speak(make_pipeline(tiny_tts), {"a": params(do_sample=False, **fields)})["a"].frames
+
+    greedy = residual(codes_do_sample=False)
+    assert residual(codes_top_k=1) == greedy
+    assert residual(codes_top_p=1e-6) == greedy
+    hot = residual(codes_temperature=2.0, codes_top_k=0)
+    assert hot[0][0] == greedy[0][0]
+    assert hot != greedy
+    assert len({code for frame in hot for code in frame[1:]}) > 30
+
+
+@pytest.mark.parametrize(
+    "fields", [{"codes_temperature": 0.0}, {"codes_top_k": -1}, {"codes_top_p": 0.0}, {"temperature": -1.0}]
+)
+def test_sampling_out_of_range_is_refused_alone(tiny_tts: Path, fields: dict[str, Any]) -> None:
+    pipeline = make_pipeline(tiny_tts)
+    with pytest.raises(ValueError, match=r"temperature|top_k|top_p"):
+        pipeline.add("a", TEXT, params(**fields))
+    assert not pipeline.has_unfinished_requests()
+    assert speak(pipeline)["a"].final.error is None
+
+
+@pytest.mark.parametrize("seed", [-5, 0, 2**62])
+def test_any_seed_is_a_seed(tiny_tts: Path, seed: int) -> None:
+    first, second = (speak(make_pipeline(tiny_tts), {"a": params(seed=seed)})["a"] for _ in range(2))
+    assert same(first, second)
 
 
 class EndsAtOnce(SpeechParams):

@@ -33,7 +33,7 @@ class SpeechParams:
     codes_temperature: float = 0.9
     codes_top_k: int = 50
     codes_top_p: float = 1.0
-    seed: int | None = None
+    seed: int | None = None  # -1: none, as in SamplingParams
     max_leading_silence_s: float | None = None  # None: what the model gives
     timeout_s: float | None = None  # None: that of the pipeline
     max_text_tokens: int = 256  # of an answer that a thinker writes

@@ -350,7 +350,11 @@ class SpeechPipeline:
             count = made - sent if is_last else 0
         else:
             count = self._chunk.num_ready(sent, made, is_last=is_last)
-        if count > 0 and utterance.channel.put(self.talker.codes(utterance.key, sent)[:count]):
+        if count == 0:
+            return
+        if utterance.channel.is_full:
+            self._decode(utterance)
+        if utterance.channel.put(self.talker.codes(utterance.key, sent)[:count]):
             utterance.num_frames_sent += count
 
     def _decode(self, utterance: Utterance) -> None:
@@ -473,7 +477,7 @@ class SpeechPipeline:
             pad=pad,
             is_text_complete=is_text_complete,
             sampling=params.code_sampling(),
-            seed=params.seed,
+            seed=None if params.seed in (None, -1) else params.seed % 2**64,
         )
         try:
             self.talker_engine.add_request(
