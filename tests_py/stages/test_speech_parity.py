@@ -85,6 +85,15 @@ def test_tts_samples_match_qwen_tts(chunk: Any) -> None:
     assert np.abs(samples - golden["samples"]).max() < SAMPLE_TOLERANCE
 
 
+def test_row_12_a_long_utterance_does_not_drift_from_the_reference() -> None:
+    pipeline, golden = load("tts", max_frames=150)
+    params, _ = tts_cases(golden)["speaker"]
+    pipeline.add_ids("a", golden["ids"].tolist(), params.with_fields(min_frames=150, max_frames=150))
+    codes, _ = codes_of(pipeline)
+    assert codes.shape == (150, 4)
+    assert codes.tolist() == golden["long"].tolist()
+
+
 def test_row_12_greedy_codes_stay_with_the_reference_in_any_batch() -> None:
     pipeline, golden = load("tts")
     cases = tts_cases(golden)

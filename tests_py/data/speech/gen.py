@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
 NUM_FRAMES = 24
+NUM_LONG_FRAMES = 150
 
 
 def randomize(module: torch.nn.Module, seed: int) -> None:
@@ -183,10 +184,12 @@ def tts() -> None:
     }  # fmt: skip
     golden: dict[str, Any] = {"ids": ids[0], "instruct": instruct[0], "reference": reference, "speaker_vector": x_vector,
                               "reference_text": np.array([51, 52, 53])}  # fmt: skip
+    cases["long"] = cases["speaker"]
     with torch.no_grad():
         for name, case in cases.items():
+            num_frames = NUM_LONG_FRAMES if name == "long" else NUM_FRAMES
             codes, _ = model.generate(
-                input_ids=[ids], max_new_tokens=NUM_FRAMES + 1, do_sample=False, subtalker_dosample=False,
+                input_ids=[ids], max_new_tokens=num_frames + 1, do_sample=False, subtalker_dosample=False,
                 repetition_penalty=1.0, **case,
             )  # fmt: skip
             golden[name] = codes[0]
