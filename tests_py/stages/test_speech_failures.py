@@ -64,7 +64,8 @@ def test_row_8_text_that_never_comes_is_an_error_at_the_deadline(tiny_speech: Pa
         for chunk in pipeline.step():
             spoken.setdefault(chunk.request_id, Spoken()).chunks.append(chunk)
     assert np.array_equal(spoken["a"].samples, expected(tiny_speech).samples)
-    assert "lost" not in spoken
+    assert len(spoken["lost"].samples) == 0
+    assert not any(chunk.is_final for chunk in spoken["lost"].chunks)
     clock.now = 30.0
     run(pipeline, spoken)
     assert spoken["lost"].final.error == "the utterance did not end within 30.0 s"

@@ -224,7 +224,7 @@ def test_row_22_watching_the_thinker_changes_nothing_of_what_it_writes(tiny_spee
 def test_row_24_a_new_utterance_stops_the_old_one_at_once(checkpoint: Path) -> None:
     pipeline = make_pipeline(checkpoint, chunk=Chunked(1, 1))
     pipeline.add("turn", TEXT, params(num_frames=90))
-    old = [chunk for _ in range(25) for chunk in pipeline.step()]
+    old = [chunk for _ in range(25) for chunk in pipeline.step() if len(chunk.samples)]
     assert old
     assert not any(chunk.is_final for chunk in old)
     pipeline.cancel("turn")
@@ -308,6 +308,27 @@ def test_row_31_a_malformed_reference_is_refused_alone(tiny_tts: Path, voice: Vo
     assert list(run(pipeline)) == ["a"]
     pipeline.add("b", TEXT, params())
     assert run(pipeline)["b"].final.error is None
+
+
+def test_a_thinker_answers_the_caller_and_the_talker(tiny_speech: Path) -> None:
+    spoken = speak(make_pipeline(tiny_speech))["a"]
+    text = "".join(chunk.text for chunk in spoken.chunks)
+    token_ids = [token for chunk in spoken.chunks for token in chunk.token_ids]
+    pipeline = make_pipeline(tiny_speech)
+    assert pipeline.tokenizer is not None
+    assert len(token_ids) == 10
+    assert text == pipeline.tokenizer.decode(token_ids)
+    assert len(spoken.samples) == 30 * 16
+    silent = speak(pipeline, {"a": params(wants_sound=False), "b": params()})
+    assert [token for chunk in silent["a"].chunks for token in chunk.token_ids] == token_ids
+    assert len(silent["a"].samples) == 0
+    assert silent["a"].final.finish_reason == "length"
+    assert same(silent["b"], spoken)
+
+
+def test_text_alone_needs_a_thinker(tiny_tts: Path) -> None:
+    with pytest.raises(ValueError, match="there is no thinker"):
+        make_pipeline(tiny_tts).add("a", TEXT, params(wants_sound=False))
 
 
 @pytest.mark.parametrize("name", ["max_frames", "min_frames", "max_leading_silence_s", "timeout_s", "max_text_tokens"])

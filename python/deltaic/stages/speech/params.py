@@ -37,6 +37,7 @@ class SpeechParams:
     max_leading_silence_s: float | None = None  # None: what the model gives
     timeout_s: float | None = None  # None: that of the pipeline
     max_text_tokens: int = 256  # of an answer that a thinker writes
+    wants_sound: bool = True  # False: the thinker's text alone, the stages behind it are left out
 
     def __post_init__(self) -> None:
         if not self.max_frames >= 1:

@@ -6,13 +6,14 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from deltaic import _core
+from deltaic.detokenizer import IncrementalDecoder
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
 from deltaic.request import EngineOutput
@@ -40,7 +41,9 @@ AudioFinishReason = Literal["stop", "length", "error", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """The next samples of an utterance, f32 in [-1, 1]. Exactly one is final, the last; it may be empty.
+    """What is new of an utterance: samples, f32 in [-1, 1], or text that the thinker wrote.
+
+    Exactly one is final, the last; it may hold neither.
 
     finish_reason "length" says that max_frames was reached before the talker ended by itself.
     """
@@ -51,6 +54,8 @@ class AudioChunk:
     finish_reason: AudioFinishReason | None = None
     error: str | None = None
     num_frames: int = 0  # decoded so far
+    text: str = ""
+    token_ids: tuple[int, ...] = ()  # of the text
 
 
 @dataclass(slots=True)
@@ -69,9 +74,10 @@ class Utterance:
     num_frames_sent: int = 0
     num_frames_decoded: int = 0
     finish_reason: AudioFinishReason | None = None
-    text_token_ids: list[int] = field(default_factory=list)  # that the thinker wrote
+    text: IncrementalDecoder | None = None  # of what the thinker writes; none without a tokenizer
     num_prompt_tokens: int = 0  # of the thinker
-    num_text_rows: int = 0  # taken of the thinker
+    num_text_rows: int = 0  # taken of the thinker; -1: all
+    stages: tuple[str, ...] = ()  # that it passes through
     is_talking: bool = False
 
 
@@ -268,15 +274,32 @@ class SpeechPipeline:
             utterance = self._by_key.get(output.req_id)
             if utterance is None:
                 continue
-            utterance.text_token_ids += output.new_token_ids
+            self._emit_text(utterance, output)
             if output.finish_reason in ("error", "abort"):
                 self._end(utterance, "error", output.error or "the thinker gave up")
+            elif output.finish_reason is not None and not utterance.params.wants_sound:
+                self._end(utterance, "length" if output.finish_reason == "length" else "stop", None)
         for utterance in list(self._live.values()):
-            if utterance.num_prompt_tokens and not self._is_text_complete(utterance):
+            if "talker" in utterance.stages and utterance.num_text_rows >= 0 and utterance.num_prompt_tokens:
                 self._hand_over_text(utterance, engine)
 
-    def _is_text_complete(self, utterance: Utterance) -> bool:
-        return utterance.num_text_rows < 0
+    def _emit_text(self, utterance: Utterance, output: EngineOutput) -> None:
+        tokens = [token for token in output.new_token_ids if token not in self._thinker_eos_ids]
+        decoder = utterance.text
+        text = "" if decoder is None else "".join(map(decoder.decode, tokens))
+        if decoder is not None and output.finish_reason is not None:
+            text += decoder.flush()
+        if tokens or text:
+            nothing = np.zeros(0, np.float32)
+            self._ready.append(
+                AudioChunk(
+                    utterance.request_id,
+                    nothing,
+                    num_frames=utterance.num_frames_decoded,
+                    text=text,
+                    token_ids=tuple(tokens),
+                )
+            )
 
     def _hand_over_text(self, utterance: Utterance, engine: Engine) -> None:
         """Give the talker the rows of the answer's tokens whose hidden states are there; start it with the first.
@@ -403,6 +426,8 @@ class SpeechPipeline:
         self._channels.forget(request_id)
 
     def _checked(self, request_id: str, params: SpeechParams) -> SpeechParams:
+        if not params.wants_sound and self.thinker_engine is None:
+            raise ValueError("wants_sound is False, and there is no thinker that writes text")
         if request_id in self._live:
             raise ValueError(f"request id {request_id!r} is in use")
         if params.max_frames > self.max_frames:
@@ -437,7 +462,8 @@ class SpeechPipeline:
             ),
             eos_token_ids=self._thinker_eos_ids,
         )
-        self._tap.watch(key)
+        if params.wants_sound:
+            self._tap.watch(key)
         self._begin(request_id, key, generation, len(prompt_ids), params)
 
     # ---- parts ----------------------------------------------------------------------------------------------------
@@ -456,6 +482,8 @@ class SpeechPipeline:
             trimmer=None if silence_s is None else SilenceTrimmer(int(silence_s * self.config.sample_rate)),
             num_prompt_tokens=num_thinker_tokens,
             is_talking=num_thinker_tokens == 0,
+            stages=self.graph.active(wants_sound=params.wants_sound),
+            text=None if self.tokenizer is None else IncrementalDecoder(self.tokenizer),
         )
         self._live[request_id] = self._by_key[key] = utterance
 
