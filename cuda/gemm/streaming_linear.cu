@@ -1,8 +1,7 @@
 // y = x W^T for 1 to 16 tokens: every weight is read once.
 //   one block an SM, of small matrices one of this kernel and one of the next
 //   the rows of W are shared out evenly, to the row; tile_stream.cuh says how a block goes through its rows
-//   before the wait for the previous kernel a block asks for its first slices of weights, and for as much again to be
-//   in L2
+//   before the wait for the previous kernel a block asks for as many of its weights as fit beside the tokens
 //   bound by memory: out_features x in_features x 2 bytes
 #include "cuda/gemm/streaming_linear.h"
 
@@ -62,13 +61,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) streaming_linear_kernel(Params
     return p.weight + row * p.in_features;
   };
   Tiles tiles(shared, p.in_features, (num_outputs + kTileOutputs - 1) / kTileOutputs, rows);
-  // As much again as the ring holds; with silu_mul half of it from either matrix.
-  constexpr std::int64_t kAhead = Tiles::kRingBytes / (kSiluMul ? 2 : 1);
-  const std::int64_t rows_bytes = std::int64_t{num_outputs} * p.in_features * sizeof(T);
-  const char* first_row = reinterpret_cast<const char*>(p.weight + begin * p.in_features);
-  prefetch_to_l2(first_row + kAhead, min(kAhead, rows_bytes - kAhead));
-  if constexpr (kSiluMul)
-    prefetch_to_l2(first_row + p.num_outputs * p.in_features * sizeof(T) + kAhead, min(kAhead, rows_bytes - kAhead));
   const NormFactors factors = NormFactors::first(p.norm_weight, p.in_features);
   wait_for_previous_kernel();
   allow_next_kernel();

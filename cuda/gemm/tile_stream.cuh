@@ -164,16 +164,6 @@ __device__ TokenFragment<T> token_fragment(const T* tokens, int row, int num_tok
           tokens + (group + 8 < num_tokens ? group + 8 : 0) * row + quad * 8};
 }
 
-// Asks for `size` bytes to be in L2, from a 16-byte aligned address on.
-__device__ inline void prefetch_to_l2(const void* address, std::int64_t size) {
-  constexpr int kPiece = 4096;
-  const std::int64_t offset = std::int64_t{threadIdx.x} * kPiece;
-  if (offset < size)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const char*>(address) + offset),
-                 "r"(static_cast<unsigned>(min(size - offset, std::int64_t{kPiece}) / 16 * 16))
-                 : "memory");
-}
-
 // The weights of a norm for 8 columns of this thread. What no kernel writes can be loaded before the wait.
 struct NormFactors {
   float values[8];
