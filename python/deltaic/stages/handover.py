@@ -20,7 +20,6 @@ class Gathered:
     request: Any = None  # the latest object
     rows: dict[str, list[Array]] = field(default_factory=dict)  # appended along dimension 0
     latest: dict[str, Any] = field(default_factory=dict)  # replaced
-    num_joins: int = 0
 
     def add(self, payload: Mapping[str, Any], request: Any, replace_keys: frozenset[str] = frozenset()) -> None:
         """Append tensors of rank 2 and more, keep the latest of everything else, and pass over None.
@@ -46,7 +45,6 @@ class Gathered:
         joined: dict[str, Any] = dict(self.latest)
         for key, rows in self.rows.items():
             joined[key] = rows[0] if len(rows) == 1 else np.concatenate(rows)
-            self.num_joins += len(rows) > 1
         return joined
 
 

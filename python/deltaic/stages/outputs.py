@@ -43,7 +43,7 @@ def extract_multimodal(result: Any, *, has_multimodal_outputs: bool) -> tuple[An
 
 
 @dataclass(frozen=True, slots=True)
-class StepView:
+class OutputRows:
     """The outputs of one step: named rows, each with its request."""
 
     step: int
@@ -62,13 +62,13 @@ class StepOutputs:
         self._sides = tuple({name: np.empty_like(array) for name, array in capture.items()} for _ in range(2))
         self._step = -1
 
-    def publish(self, req_ids: Sequence[str]) -> StepView:
+    def publish(self, req_ids: Sequence[str]) -> OutputRows:
         """Take the rows of the step that just ran. The view is valid until the second step after it."""
         self._step += 1
         side, count = self._sides[self._step % 2], len(req_ids)
         for name, array in self._source.items():
             side[name][:count] = array[:count]
-        return StepView(self._step, tuple(req_ids), {name: array[:count] for name, array in side.items()})
+        return OutputRows(self._step, tuple(req_ids), {name: array[:count] for name, array in side.items()})
 
-    def is_valid(self, view: StepView) -> bool:
+    def is_valid(self, view: OutputRows) -> bool:
         return self._step - view.step < 2

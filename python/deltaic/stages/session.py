@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from deltaic.stages.payload import Key, PayloadBuffers, deserialize
@@ -28,7 +28,6 @@ class Updates:
     buffers: PayloadBuffers
     keys: tuple[Key, ...]
     replaces: bool = False
-    _new: set[str] = field(default_factory=set)
 
     def apply(self, envelopes: Iterable[Envelope]) -> None:
         """Apply each envelope once. Requests that are not live are ignored."""
