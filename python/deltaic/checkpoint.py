@@ -12,7 +12,7 @@ from typing import Any
 from deltaic.sampling_params import SamplingParams
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 # generation_config.json -> SamplingParams
 _SAMPLING_FIELDS = {
     "temperature": "temperature",

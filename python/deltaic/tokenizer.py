@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a checkpoint's tokenizer.json."""
+"""Text to token ids and back, from a checkpoint's tokenizer.json, or its vocab.json and merges.txt."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as _Backend
 
 from deltaic import _core
 from deltaic.checkpoint import one_line, read_json
+from deltaic.qwen_tokenizer import VOCAB_FILE, has_vocab_and_merges, read_vocab_and_merges
 
 TOKENIZER_FILE = "tokenizer.json"
 _NFC_SHRINKS = 3  # at most: three Hangul letters of 3 bytes each become one syllable of 3
@@ -18,23 +19,13 @@ _NFC_SHRINKS = 3  # at most: three Hangul letters of 3 bytes each become one syl
 class Tokenizer:
     """A byte-level tokenizer: each token id stands for a fixed string of bytes.
 
-    `folder` is a checkpoint folder. ValueError when its tokenizer.json is missing or cannot be read, Unsupported when
+    `folder` is a checkpoint folder. ValueError when its tokenizer is missing or cannot be read, Unsupported when
     its tokens are not bytes (its decoder is not ByteLevel).
     """
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        path = folder / TOKENIZER_FILE
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist: without it a model takes and returns token ids only")
-        try:
-            self._backend = _Backend.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception for any content it cannot use
-            raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
-        decoder = json.loads(path.read_text(encoding="utf-8")).get("decoder")
-        if not _is_byte_level(decoder):
-            kind = decoder.get("type") if isinstance(decoder, Mapping) else decoder
-            raise _core.Unsupported(f"{path} has the decoder {kind!r}; deltaic reads byte-level tokenizers (ByteLevel)")
+        self._backend = _read_backend(folder)
         self.config = read_json(folder / "tokenizer_config.json")
         self._added = {i: token.content for i, token in self._backend.get_added_tokens_decoder().items()}
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
@@ -123,8 +114,27 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer | None:
-    """Return the folder's tokenizer; None when it has no tokenizer.json."""
-    return Tokenizer(folder) if (Path(folder) / TOKENIZER_FILE).is_file() else None
+    """Return the folder's tokenizer; None when it has neither a tokenizer.json nor vocab.json and merges.txt."""
+    folder = Path(folder)
+    return Tokenizer(folder) if (folder / TOKENIZER_FILE).is_file() or has_vocab_and_merges(folder) else None
+
+
+def _read_backend(folder: Path) -> _Backend:
+    path = folder / TOKENIZER_FILE
+    is_split = not path.is_file() and has_vocab_and_merges(folder)
+    if not path.is_file() and not is_split:
+        raise ValueError(f"{path} does not exist: without it a model takes and returns token ids only")
+    try:
+        if is_split:
+            return read_vocab_and_merges(folder)
+        backend = _Backend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for any content it cannot use
+        raise ValueError(f"{folder / VOCAB_FILE if is_split else path} cannot be read: {one_line(error)}") from error
+    decoder = json.loads(path.read_text(encoding="utf-8")).get("decoder")
+    if not _is_byte_level(decoder):
+        kind = decoder.get("type") if isinstance(decoder, Mapping) else decoder
+        raise _core.Unsupported(f"{path} has the decoder {kind!r}; deltaic reads byte-level tokenizers (ByteLevel)")
+    return backend
 
 
 def _content(token: object) -> str | None:
