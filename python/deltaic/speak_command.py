@@ -42,7 +42,7 @@ def speak(
     """Speak a text into a WAV file, a chunk at a time; a pipeline with a thinker speaks its answer."""
     from deltaic.checkpoint import resolve_model
     from deltaic.stages.graph import Chunked, Full
-    from deltaic.stages.speech import SpeechParams, SpeechPipeline, Voice
+    from deltaic.stages.speech import SpeechParams, SpeechPipeline, Voice, load_speech_config
 
     if text == "-":
         text = sys.stdin.read()
@@ -51,8 +51,9 @@ def speak(
     if output == "-" and as_json:
         raise CommandError("--json and '-o -' both write to stdout: name a file", 2)
     chunk: Chunked | Full = Chunked(chunk_first, chunk_size) if async_chunk else Full()
-    pipeline = SpeechPipeline(resolve_model(model), chunk=chunk, max_num_seqs=1, num_threads=num_threads)
-    per_second = pipeline.config.sample_rate / pipeline.codec.samples_per_frame
+    folder = resolve_model(model)
+    max_frames = max(2, int(max_seconds * load_speech_config(folder).frames_per_second))
+    pipeline = SpeechPipeline(folder, chunk=chunk, max_num_seqs=1, max_frames=max_frames, num_threads=num_threads)
     with usage():
         params = SpeechParams(
             voice=Voice(speaker=speaker),
@@ -60,7 +61,7 @@ def speak(
             instruct=instruct,
             do_sample=not greedy,
             codes_do_sample=not greedy,
-            max_frames=max(2, min(pipeline.max_frames, int(max_seconds * per_second))),
+            max_frames=max_frames,
             seed=seed,
             max_leading_silence_s=max_leading_silence,
         )

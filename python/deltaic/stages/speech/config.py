@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,11 @@ class SpeechConfig:
     def num_codebooks(self) -> int:
         count: int = self.talker.predictor.num_codebooks
         return count
+
+    @property
+    def frames_per_second(self) -> float:
+        rates = (*self.codec.upsampling_ratios, *self.codec.upsample_rates)
+        return self.sample_rate / math.prod(rates)
 
     @property
     def codebook_size(self) -> int:

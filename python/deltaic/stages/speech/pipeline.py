@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,6 +140,7 @@ class SpeechPipeline:
         codec_tensors = codec_tensors.part(config.codec_prefix)
         if memory_bytes is not None:
             check_budgets(self._budgets(sizes, talker_tensors, codec_tensors), memory_bytes)
+            sizes = replace(sizes, num_blocks=sizes.most_blocks())  # what was counted is what is taken
 
         self.talker = _core.Talker(config.talker, talker_tensors, max_num_seqs, num_threads)
         decoder_tensors = talker_tensors.as_text_model("model.codec_embedding.weight", "codec_head.weight")
@@ -523,6 +524,6 @@ class SpeechPipeline:
         budgets = {}
         if self.config.thinker_folder is not None:
             budgets["thinker"] = StageBudget(_core.StageTensors(self.config.thinker_folder).num_bytes)
-        budgets["talker"] = StageBudget(talker.num_bytes, sizes.blocks() * sizes.block_size * kv_bytes)
+        budgets["talker"] = StageBudget(talker.num_bytes, sizes.most_blocks() * sizes.block_size * kv_bytes)
         budgets["code2wav"] = StageBudget(codec.num_bytes)
         return budgets

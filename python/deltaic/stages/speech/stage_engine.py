@@ -18,11 +18,12 @@ class StageSizes:
     max_model_len: int
     max_num_batched_tokens: int = 512
     num_threads: int = 0
-    num_blocks: int | None = None  # of attention; None: room for all requests at full length
+    num_blocks: int | None = None  # of attention; None: all requests at full length, if memory has room for so many
     block_size: int = 16
     poison_caches: bool = False
 
-    def blocks(self) -> int:
+    def most_blocks(self) -> int:
+        """Return the blocks that the requests can use, block 0 included."""
         needed = -(-self.max_model_len // self.block_size) * self.max_num_seqs + 1
         return needed if self.num_blocks is None else self.num_blocks
 
@@ -39,7 +40,7 @@ def make_stage_engine(
         enable_prefix_caching=False,
         async_scheduling=False,
         num_threads=sizes.num_threads,
-        num_blocks=sizes.blocks(),
+        num_blocks=sizes.num_blocks,
         block_size=sizes.block_size,
         mamba_block_size=sizes.block_size * 16,
     )
