@@ -40,6 +40,27 @@ def test_row_8_a_thinker_that_dies_fails_its_requests_and_not_those_that_talk(ti
     assert same(speak(pipeline)["a"], expected(tiny_speech))  # and the pipeline goes on
 
 
+def test_row_8_a_thinker_that_dies_takes_along_whoever_waits_for_its_text(tiny_speech: Path) -> None:
+    pipeline = make_pipeline(tiny_speech)
+    engine: Any = pipeline.thinker_engine
+    pipeline.add("done", TEXT, params(max_text_tokens=3, num_frames=60))
+    pipeline.add("a", TEXT, params(max_text_tokens=60))
+    spoken: dict[str, Spoken] = {}
+    for _ in range(10):
+        for chunk in pipeline.step():
+            spoken.setdefault(chunk.request_id, Spoken()).chunks.append(chunk)
+    assert len(spoken["a"].samples) > 0  # it talks already
+
+    def die() -> Any:
+        raise RuntimeError("out of paper")
+
+    engine.step = die
+    run(pipeline, spoken)
+    assert spoken["a"].final.error == "stage 'thinker' failed: RuntimeError: out of paper"
+    assert spoken["done"].final.error is None
+    assert len(spoken["done"].samples) == 60 * 16
+
+
 def test_row_8_text_that_never_comes_is_an_error_at_the_deadline(tiny_speech: Path) -> None:
     clock = Clock()
     pipeline = make_pipeline(tiny_speech, timeout_s=30.0, clock=clock)

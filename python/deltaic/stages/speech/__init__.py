@@ -3,8 +3,9 @@
 from deltaic.stages.speech.audio import WavWriter
 from deltaic.stages.speech.config import SpeechConfig, is_speech_checkpoint, load_speech_config
 from deltaic.stages.speech.params import SpeechParams
-from deltaic.stages.speech.pipeline import AudioChunk, SpeechPipeline
+from deltaic.stages.speech.pipeline import SpeechPipeline
 from deltaic.stages.speech.prompt import PromptBuilder, Voice
+from deltaic.stages.speech.utterance import AudioChunk
 
 __all__ = [
     "AudioChunk",

@@ -6,9 +6,9 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,82 +18,20 @@ from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
 from deltaic.request import EngineOutput
 from deltaic.sampling_params import SamplingParams
-from deltaic.stages.channel import Channel, Channels, Clock, End
-from deltaic.stages.graph import Chunked, Edge, Full, Stage, StageGraph
+from deltaic.stages.channel import Channels, Clock, End
+from deltaic.stages.graph import Chunked, Full
 from deltaic.stages.model import FloatArray, IntArray
-from deltaic.stages.payload import Key
 from deltaic.stages.speech.audio import SilenceTrimmer
 from deltaic.stages.speech.config import SpeechConfig, load_speech_config
 from deltaic.stages.speech.memory import StageBudget, check_budgets
 from deltaic.stages.speech.params import SpeechParams
 from deltaic.stages.speech.prompt import NUM_END_TOKENS, NUM_ROLE_TOKENS, Prompt, PromptBuilder
 from deltaic.stages.speech.stage_engine import StageSizes, make_stage_engine
+from deltaic.stages.speech.utterance import DEFAULT_CHUNK, AudioChunk, AudioFinishReason, Utterance, speech_graph
 from deltaic.stages.speech.voices import ReferenceCache
 from deltaic.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
-
-TEXT: Key = ("hidden", "text")
-CODES: Key = ("codes", "audio")
-DEFAULT_CHUNK = Chunked(first=4, size=25)
-AudioFinishReason = Literal["stop", "length", "error", "abort"]
-
-
-@dataclass(frozen=True, slots=True)
-class AudioChunk:
-    """What is new of an utterance: samples, f32 in [-1, 1], or text that the thinker wrote.
-
-    Exactly one is final, the last; it may hold neither.
-
-    finish_reason "length" says that max_frames was reached before the talker ended by itself.
-    """
-
-    request_id: str
-    samples: FloatArray
-    is_final: bool = False
-    finish_reason: AudioFinishReason | None = None
-    error: str | None = None
-    num_frames: int = 0  # decoded so far
-    text: str = ""
-    token_ids: tuple[int, ...] = ()  # of the text
-
-
-@dataclass(slots=True)
-class Utterance:
-    """One request on its way through the stages."""
-
-    request_id: str
-    key: str  # in the stages: an id that comes again is another request there
-    generation: int
-    params: SpeechParams
-    expires_at: float
-    channel: Channel
-    stream: _core.CodecStream
-    trimmer: SilenceTrimmer | None
-    num_frames_made: int = 0
-    num_frames_sent: int = 0
-    num_frames_decoded: int = 0
-    finish_reason: AudioFinishReason | None = None
-    text: IncrementalDecoder | None = None  # of what the thinker writes; none without a tokenizer
-    num_prompt_tokens: int = 0  # of the thinker
-    num_text_rows: int = 0  # taken of the thinker; -1: all
-    stages: tuple[str, ...] = ()  # that it passes through
-    is_talking: bool = False
-
-
-def speech_graph(*, has_thinker: bool, chunk: Chunked | Full) -> StageGraph:
-    """Return the stages of a pipeline that speaks."""
-    talker_inputs = (TEXT,) if has_thinker else ()
-    stages = [
-        Stage("talker", inputs=talker_inputs, outputs=(CODES,), has_sound=True),
-        Stage("code2wav", inputs=(CODES,), answers_client=True, has_sound=True),
-    ]
-    edges = [Edge("talker", "code2wav", (CODES,), chunk)]
-    if has_thinker:
-        stages.insert(0, Stage("thinker", outputs=(TEXT,), answers_client=True))
-        text_mode = Full() if isinstance(chunk, Full) else Chunked(first=1, size=1)
-        edges.insert(0, Edge("thinker", "talker", (TEXT,), text_mode))
-    return StageGraph(stages, edges)
 
 
 class SpeechPipeline:
@@ -266,7 +204,7 @@ class SpeechPipeline:
             logger.error("stage %s failed", name, exc_info=error)
             message = f"stage {name!r} failed: {type(error).__name__}: {error}"
             for utterance in list(self._live.values()):
-                if (name == "talker") == utterance.is_talking:
+                if utterance.is_talking if name == "talker" else not utterance.is_text_complete:
                     self._end(utterance, "error", message)
             return []
 
@@ -281,7 +219,7 @@ class SpeechPipeline:
             elif output.finish_reason is not None and not utterance.params.wants_sound:
                 self._end(utterance, "length" if output.finish_reason == "length" else "stop", None)
         for utterance in list(self._live.values()):
-            if "talker" in utterance.stages and utterance.num_text_rows >= 0 and utterance.num_prompt_tokens:
+            if "talker" in utterance.stages and not utterance.is_text_complete:
                 self._hand_over_text(utterance, engine)
 
     def _emit_text(self, utterance: Utterance, output: EngineOutput) -> None:
@@ -343,7 +281,7 @@ class SpeechPipeline:
         if has_ended:
             self.talker.append_text(utterance.key, self.prompts.special_rows()[1:2], True)
             self._tap.forget(utterance.key)
-            utterance.num_text_rows = -1
+            utterance.is_text_complete = True
         ready = self.talker.num_ready_tokens(utterance.key)
         self.talker_engine.set_num_ready_tokens(utterance.key, None if ready < 0 else ready)
 
@@ -483,6 +421,7 @@ class SpeechPipeline:
             trimmer=None if silence_s is None else SilenceTrimmer(int(silence_s * self.config.sample_rate)),
             num_prompt_tokens=num_thinker_tokens,
             is_talking=num_thinker_tokens == 0,
+            is_text_complete=num_thinker_tokens == 0,
             stages=self.graph.active(wants_sound=params.wants_sound),
             text=None if self.tokenizer is None else IncrementalDecoder(self.tokenizer),
         )
