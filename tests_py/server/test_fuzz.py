@@ -120,7 +120,9 @@ def resident_bytes(pid: int) -> int:
 
 def fuzz(number: int, large: bool, rounds: int) -> None:
     rng = random.Random(7)
-    with serve("--max-body-bytes", str(64 << 20)) as (process, url):
+    # A small cache: its pages become resident as they are used.
+    small = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", str(6 << 20))
+    with serve("--max-body-bytes", str(64 << 20), *small) as (process, url):
         levels = []
         for _ in range(rounds):
             requests = [(path, body) for path in GOOD for body in bodies(path, rng, number)]
@@ -135,8 +137,9 @@ def fuzz(number: int, large: bool, rounds: int) -> None:
             levels.append(resident_bytes(process.pid))
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert metric(url, name) == 0
-        # The first rounds grow pools of threads and of memory to their size.
-        assert levels[-1] < levels[rounds // 2] + (24 << 20), [level >> 20 for level in levels]
+        # The first rounds grow pools of threads and of memory to their size; what a round leaves varies.
+        first, last = levels[: rounds // 2], levels[rounds // 2 :]
+        assert min(last) < max(first) + (16 << 20), [level >> 20 for level in levels]
         process.terminate()
         assert process.wait(10) == 0
         assert process.stderr is not None
@@ -144,7 +147,7 @@ def fuzz(number: int, large: bool, rounds: int) -> None:
 
 
 def test_wrong_bodies_on_a_socket() -> None:
-    fuzz(30, large=False, rounds=3)
+    fuzz(25, large=False, rounds=4)
 
 
 @pytest.mark.slow
