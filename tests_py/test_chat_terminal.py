@@ -42,6 +42,11 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def enter(self, line: str) -> None:
+        """Type a line once the prompt is there: what comes before belongs to no editor."""
+        self.wait_for(">")
+        self.type(f"{line}\r")
+
     def wait_for(self, words: str) -> str:
         """Return what was shown up to these words, and forget it."""
         deadline = time.monotonic() + 60
@@ -76,23 +81,24 @@ def terminal(home: Path) -> Iterator[Terminal]:
 
 def test_conversation_on_a_terminal(terminal: Terminal, home: Path) -> None:
     terminal.wait_for("/help shows the commands")
-    terminal.wait_for(">")
-    terminal.type("What is the capital of France?\r")
+    terminal.enter("What is the capital of France?")
     assert "Paris" in terminal.wait_for("prompt tokens")
     # Ctrl-C stops the answer and not the program.
-    for line in ("/set ignore_eos on\r", "/set max_tokens 3000\r"):
-        terminal.type(line)
+    for line in ("/set ignore_eos on", "/set max_tokens 3000"):
+        terminal.enter(line)
     terminal.wait_for("max_tokens 3000")
-    terminal.type("Tell me a story.\r")
-    time.sleep(1.0)
+    terminal.enter("Tell me a story.")
+    terminal.wait_for("story.")
+    for letter in "aeio":  # of the answer
+        terminal.wait_for(letter)
     os.kill(terminal.process.pid, signal.SIGINT)
     terminal.wait_for("(stopped)")
     terminal.wait_for(">")
     terminal.type("\x03")  # at the prompt neither
     terminal.wait_for("(Ctrl-D or /exit to leave)")
-    terminal.wait_for(">")
-    terminal.type("/undo\r")
+    terminal.enter("/undo")
     terminal.wait_for("(taken back: Tell me a story.)")
+    terminal.wait_for(">")
     terminal.type("\x04")
     assert terminal.process.wait(20) == 0
     assert "+What is the capital of France?" in (home / "deltaic" / "chat_history").read_text()
