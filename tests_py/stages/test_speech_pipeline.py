@@ -241,6 +241,17 @@ def test_row_24_a_new_utterance_stops_the_old_one_at_once(checkpoint: Path) -> N
     assert not pipeline.talker_engine.has_unfinished_requests()
 
 
+def test_row_24_each_of_several_turns_gets_its_end(tiny_tts: Path) -> None:
+    pipeline = make_pipeline(tiny_tts)
+    for _ in range(3):
+        pipeline.add("turn", TEXT, params())
+        pipeline.cancel("turn")
+    pipeline.cancel("turn")
+    chunks = pipeline.step()
+    assert [(chunk.is_final, chunk.finish_reason) for chunk in chunks] == [(True, "abort")] * 3
+    assert not pipeline.has_unfinished_requests()
+
+
 def test_row_25_live_streams_start_early_and_have_no_gaps(tiny_tts: Path) -> None:
     pipeline = make_pipeline(tiny_tts, chunk=Chunked(4, 10))
     for i in range(8):
