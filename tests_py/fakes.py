@@ -182,6 +182,11 @@ class FakeCacheManager:
         if num_tokens > request.num_prompt:
             request.output_snapshot = num_tokens
 
+    def cancel_snapshot(self, req_id: str, num_tokens: int) -> None:
+        slot = self.requests[req_id].reserved.pop(num_tokens, None)
+        if slot is not None:
+            self.free_slots.append(slot)
+
     def can_ever_fit(self, num_tokens: int) -> bool:
         return self._num_blocks(num_tokens) <= self.num_total_blocks
 
@@ -223,6 +228,11 @@ class Row:
     wants_prompt_logprobs: bool = False
     num_prompt: int = 0
     wants_logprobs: bool = False
+    drafts: list[int] = field(default_factory=list)  # made by its last step
+    step_drafts: list[int] = field(default_factory=list)  # that the current step verifies
+    step_start: int = 0
+    verifies: bool = False  # the current step is a decode with speculation
+    step_tokens: Tokens = ()  # what its states and blocks hold after the current step
 
 
 @dataclass
@@ -248,8 +258,13 @@ class FakeRunner:
         max_num_batched_tokens: int = 1 << 30,
         is_hybrid: bool = False,
         async_input_combine: bool = True,
+        num_speculative_tokens: int = 0,
+        draft_accuracy: float = 0.6,
     ) -> None:
         self.block_size, self.max_num_reqs, self.is_hybrid = block_size, max_num_reqs, is_hybrid
+        self.num_speculative_tokens = num_speculative_tokens
+        self.draft_accuracy = draft_accuracy
+        self.num_accepted: list[int] = []  # of each verification with drafts
         self.max_num_batched_tokens = max_num_batched_tokens
         self.async_input_combine = async_input_combine
         self.rows: dict[str, Row] = {}
@@ -293,7 +308,9 @@ class FakeRunner:
         if number in self.fail_execute:
             raise RuntimeError(f"step {number} failed")
         self._hit_copies(step)
-        self._output = self._forward(scheduled, computed)
+        num_drafts = step.num_drafts if step.num_drafts is not None else self.num_speculative_tokens
+        assert 0 <= num_drafts <= self.num_speculative_tokens
+        self._output = self._forward(scheduled, computed, num_drafts)
         self._snapshot_copies(step)
 
     def sample_tokens_async(self) -> FakeOutput:
@@ -313,8 +330,33 @@ class FakeRunner:
             if blocks[i] is not None:
                 assert len(blocks[i]) == 1 + self.is_hybrid
                 row.blocks += blocks[i][0]
-            assert len(row.tokens) == row.num_prompt + outputs[i] or req_id in self.not_finite | self.gives_no_token
+            known = len(row.tokens) - row.num_prompt
+            # A scheduler that is ahead counts all drafts in flight.
+            is_right = known <= outputs[i] <= known + 3 * self.num_speculative_tokens
+            assert is_right or req_id in self.not_finite | self.gives_no_token
+            row.step_drafts = self._step_drafts(row, step.scheduled_spec_decode_tokens.get(req_id, []))
+            if row.verifies and req_id not in self.not_finite | self.gives_no_token:
+                assert len(row.tokens) - 1 <= counts[i] <= len(row.tokens) - 1 + 3 * self.num_speculative_tokens
+                counts[i] = len(row.tokens) - 1
         return dict(zip(cached.req_ids, counts, strict=True))
+
+    def _step_drafts(self, row: Row, scheduled: list[int]) -> list[int]:
+        """Return the drafts of a step; a placeholder stands for what the row's last step made."""
+        assert len(scheduled) <= self.num_speculative_tokens
+        own = row.drafts if self.async_input_combine else []
+        row.drafts = []
+        return [own[j] if draft < 0 and j < len(own) else draft for j, draft in enumerate(scheduled)]
+
+    def _make_drafts(self, row: Row, count: int) -> list[int]:
+        """Return right tokens, and from some place on wrong ones."""
+        drafts: list[int] = []
+        is_right = True
+        for j in range(count):
+            luck = next_token([*row.tokens, j], seed=row.seed + 1) / VOCAB_SIZE
+            is_right = is_right and luck < self.draft_accuracy
+            token = next_token([*row.tokens, *drafts], row.seed)
+            drafts.append(token if is_right else (token + 1) % VOCAB_SIZE)
+        return drafts
 
     def _apply_new(self, step: _core.SchedulerOutput) -> dict[str, int]:
         computed = {}
@@ -349,16 +391,20 @@ class FakeRunner:
         assert len(slots) == len(set(slots)), "two snapshots of a step share a slot"
         for copy in step.state_copies:
             if copy.kind == _core.StateCopyKind.snapshot:
-                state = self.rows[copy.req_id].state
-                assert len(state) == copy.num_tokens, "a snapshot under a wrong token count"
-                self.snapshots[copy.snapshot_slot] = state
+                row = self.rows[copy.req_id]
+                seen = row.step_tokens
+                if row.verifies and not row.step_start < copy.num_tokens <= len(seen):
+                    continue  # another step's
+                assert row.verifies or len(seen) == copy.num_tokens, "a snapshot under a wrong token count"
+                self.snapshots[copy.snapshot_slot] = seen[: copy.num_tokens]
                 self.copies.append((copy.req_id, "snapshot", copy.num_tokens))
 
-    def _forward(self, scheduled: dict[str, int], computed: dict[str, int]) -> _core.ModelRunnerOutput:
+    def _forward(self, scheduled: dict[str, int], computed: dict[str, int], num_drafts: int) -> _core.ModelRunnerOutput:
         written: set[tuple[int, int]] = set()
         for req_id, num_new in scheduled.items():
             self._write(self.rows[req_id], computed[req_id], num_new, written)
         sampled, logprobs, prompt_logprobs = [], {}, {}
+        drafts: list[list[int]] = []
         for req_id, num_new in scheduled.items():
             row, start = self.rows[req_id], computed[req_id]
             end = start + num_new
@@ -367,22 +413,32 @@ class FakeRunner:
             if row.wants_prompt_logprobs and start < row.num_prompt - 1:
                 positions = range(start + 1, min(end, row.num_prompt - 1) + 1)
                 prompt_logprobs[req_id] = [_core.TokenLogprobs(token_ids=[row.tokens[i]], rank=i) for i in positions]
+            drafts.append([])
             if end < len(row.tokens):
                 sampled.append([])
                 continue
             if req_id in self.not_finite or req_id in self.gives_no_token:
                 sampled.append([])
                 continue
-            token = next_token(row.tokens, row.seed)
-            row.tokens.append(token)
-            row.last_sampled = token
-            sampled.append([token])
+            tokens: list[int] = []
+            for draft in [*row.step_drafts, None]:
+                tokens.append(next_token(row.tokens, row.seed))
+                row.tokens.append(tokens[-1])
+                if draft != tokens[-1]:
+                    break
+            if row.step_drafts:
+                self.num_accepted.append(len(tokens) - 1)
+            if row.verifies:
+                row.state = tuple(row.tokens[: start + len(tokens)]) if self.is_hybrid else ()
+            sampled.append(tokens)
+            row.drafts = drafts[-1] = self._make_drafts(row, num_drafts)
             if row.wants_logprobs:
-                logprobs[req_id] = [_core.TokenLogprobs(token_ids=[token])]
+                logprobs[req_id] = [_core.TokenLogprobs(token_ids=[token]) for token in tokens]
         return _core.ModelRunnerOutput(
             req_ids=list(scheduled),
             req_id_to_index={req_id: i for i, req_id in enumerate(scheduled)},
             sampled_token_ids=sampled,
+            draft_token_ids=drafts if self.num_speculative_tokens else [],
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             failed_req_ids=[req_id for req_id in scheduled if req_id in self.not_finite],
@@ -393,19 +449,23 @@ class FakeRunner:
         assert num_new > 0
         if end == len(row.tokens) + 1 and num_new == 1:  # the sample before failed: what runs now is for nobody
             row.tokens.append(0)
-        assert end <= len(row.tokens), "a step past the known tokens"
+        row.verifies = self.num_speculative_tokens > 0 and start >= row.num_prefill
+        row.step_start = start
+        assert not row.step_drafts or (row.verifies and num_new == 1 + len(row.step_drafts))
+        assert end <= len(row.tokens) + len(row.step_drafts), "a step past the known tokens"
+        row.step_tokens = (*row.tokens, *row.step_drafts)[:end]
         assert len(row.blocks) == len(set(row.blocks))
         assert 0 not in row.blocks
         for position in range(start, end):
             block, offset = row.blocks[position // self.block_size], position % self.block_size
             assert (block, offset) not in written, "two requests write one place"
             written.add((block, offset))
-            self.kv.setdefault(block, [None] * self.block_size)[offset] = tuple(row.tokens[: position + 1])
+            self.kv.setdefault(block, [None] * self.block_size)[offset] = row.step_tokens[: position + 1]
         if self.is_hybrid:
-            assert row.state == tuple(row.tokens[:start]), "the state is not that of the computed tokens"
-            row.state = tuple(row.tokens[:end])
+            assert row.state == row.step_tokens[:start], "the state is not that of the computed tokens"
+            row.state = row.step_tokens
 
     def _check_reads(self, row: Row, end: int) -> None:
         for position in range(end):
             held = self.kv[row.blocks[position // self.block_size]][position % self.block_size]
-            assert held == tuple(row.tokens[: position + 1]), "a block does not hold what the request computed"
+            assert held == row.step_tokens[: position + 1], "a block does not hold what the request computed"

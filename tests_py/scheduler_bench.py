@@ -31,7 +31,13 @@ class Bench:
     """A scheduler with a fake cache and a fake runner, stepped by hand."""
 
     def __init__(
-        self, num_blocks: int = 100, num_snapshot_slots: int = 8, *, core_cache: bool = False, **config: Any
+        self,
+        num_blocks: int = 100,
+        num_snapshot_slots: int = 8,
+        *,
+        core_cache: bool = False,
+        draft_accuracy: float = 0.6,
+        **config: Any,
     ) -> None:
         defaults: dict[str, Any] = {
             "max_num_seqs": 8,
@@ -52,7 +58,12 @@ class Bench:
             self.config.max_num_seqs,
         )
         self.runner = FakeRunner(
-            self.config.block_size, self.config.max_num_seqs, self.config.max_num_batched_tokens, is_hybrid
+            self.config.block_size,
+            self.config.max_num_seqs,
+            self.config.max_num_batched_tokens,
+            is_hybrid,
+            num_speculative_tokens=self.config.num_speculative_tokens,
+            draft_accuracy=draft_accuracy,
         )
         self.scheduler = Scheduler(self.config, self.cache)
         self.requests: dict[str, Request] = {}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from deltaic import _core
+from deltaic.draft_stats import DraftStats
 from deltaic.engine import EngineStats
 from deltaic.request import EngineOutput
 from deltaic.sampling_params import SamplingParams
@@ -60,6 +61,7 @@ class ScriptedEngine:
             num_free_blocks=99 - len(self.running),
             num_total_blocks=99,
             cache=_core.CacheStats(),
+            drafts=DraftStats(0),
         )
 
     def add_request(

@@ -212,12 +212,6 @@ def test_a_bad_setting_is_refused_by_name(field: str, value: object, message: st
         EngineConfig(**{field: value})
 
 
-def test_what_does_not_exist_yet_is_named() -> None:
-    with pytest.raises(NotImplementedError, match="speculative_tokens must be 0 or 'auto', got 3"):
-        EngineConfig(speculative_tokens=3)
-    assert EngineConfig(speculative_tokens=0).device == "auto"
-
-
 def test_chunked_prefill_off_needs_a_step_as_long_as_a_prompt() -> None:
     with pytest.raises(ValueError, match="at least max_model_len, got 64 and 100"):
         make_engine(enable_chunked_prefill=False)

@@ -284,7 +284,10 @@ def random_prompt(num_tokens: int, seed: int) -> tuple[int, ...]:
 def test_the_bundled_model_gives_the_same_in_a_batch_with_chunks_and_preemptions(default_model: Path) -> None:
     jobs = make_jobs(16, 4000, seed=3, longest=90)
     expected = alone(default_model, jobs)
-    engine = make_engine(default_model, num_blocks=1 + 44, block_size=4, max_num_batched_tokens=64)
+    # Without drafts the number of preemptions does not depend on times.
+    engine = make_engine(
+        default_model, num_blocks=1 + 44, block_size=4, max_num_batched_tokens=64, speculative_tokens=0
+    )
     assert run(engine, jobs) == expected
     assert engine.stats().num_preemptions >= 3
 

@@ -52,6 +52,8 @@ configs = st.fixed_dictionaries(
         "core_cache": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
+        "num_speculative_tokens": st.sampled_from([0, 0, 1, 2, 3]),
+        "draft_accuracy": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     }
 )
 

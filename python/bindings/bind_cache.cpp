@@ -123,6 +123,7 @@ void bind_plan(py::module_& m) {
       .field("max_model_len", &MemoryPlanOptions::max_model_len)
       .field("max_num_seqs", &MemoryPlanOptions::max_num_seqs)
       .field("num_speculative_tokens", &MemoryPlanOptions::num_speculative_tokens)
+      .field("with_draft_module", &MemoryPlanOptions::with_draft_module)
       .field("block_size", &MemoryPlanOptions::block_size)
       .field("mamba_block_size", &MemoryPlanOptions::mamba_block_size)
       .field("enable_prefix_caching", &MemoryPlanOptions::enable_prefix_caching)

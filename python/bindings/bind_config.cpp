@@ -48,5 +48,7 @@ void bind_config(py::module_& m) {
       .def("num_parameters", &ModelConfig::num_parameters);
   m.def("load_model_config", &load_model_config, py::arg("path"),
         "Read the config.json of a checkpoint folder, or the file itself.");
+  m.def("count_draft_layers", &count_draft_layers, py::arg("checkpoint"),
+        "Count the layers of the draft module (mtp.*) that a checkpoint folder has.");
   m.def("parse_model_config", &parse_model_config, py::arg("json"), "Read the text of a config.json.");
 }

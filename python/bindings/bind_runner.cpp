@@ -44,12 +44,15 @@ void bind_step_views(py::module_& m) {
       .def_readonly("slot_mapping", &AttentionMetadataView::slot_mapping);
   py::class_<GdnMetadataView>(m, "GdnMetadata", "The Gated DeltaNet metadata of the last step.")
       .def_readonly("num_decodes", &GdnMetadataView::num_decodes)
+      .def_readonly("num_spec_decodes", &GdnMetadataView::num_spec_decodes)
       .def_readonly("num_prefills", &GdnMetadataView::num_prefills)
       .def_readonly("num_decode_tokens", &GdnMetadataView::num_decode_tokens)
+      .def_readonly("num_spec_decode_tokens", &GdnMetadataView::num_spec_decode_tokens)
       .def_readonly("num_prefill_tokens", &GdnMetadataView::num_prefill_tokens)
       .def_readonly("state_indices", &GdnMetadataView::state_indices)
       .def_readonly("prefill_state_indices", &GdnMetadataView::prefill_state_indices)
       .def_readonly("has_initial_state", &GdnMetadataView::has_initial_state)
+      .def_readonly("num_accepted_tokens", &GdnMetadataView::num_accepted_tokens)
       .def_readonly("prefill_query_start_loc", &GdnMetadataView::prefill_query_start_loc);
   py::class_<ModelRunner::LayerKvCache>(m, "LayerKvCache", "K and V of one full-attention layer.")
       .def_readonly("k", &ModelRunner::LayerKvCache::k)
@@ -77,6 +80,20 @@ py::tuple dense_forward(ModelRunner& runner, const std::vector<std::int32_t>& to
   py::object hidden = py::none();
   if (with_hidden) hidden = to_array(output.hidden, {model.num_layers + 2, num_tokens, model.hidden_size});
   return py::make_tuple(to_array(output.logits, {num_tokens, model.vocab_size}), hidden);
+}
+
+// Greedy drafts: token ids [num_drafts], their logits [num_drafts, vocab_size], and what the draft module gives for the
+// sequence [num_tokens, hidden_size].
+py::tuple dense_draft(ModelRunner& runner, const std::vector<std::int32_t>& token_ids, std::int32_t next_token,
+                      int num_drafts) {
+  DenseDraftOutput output;
+  {
+    py::gil_scoped_release unlocked;
+    output = runner.dense_draft(token_ids, next_token, num_drafts);
+  }
+  const auto& model = runner.model_config();
+  return py::make_tuple(output.token_ids, to_array(output.logits, {num_drafts, model.vocab_size}),
+                        to_array(output.hidden, {static_cast<py::ssize_t>(token_ids.size()), model.hidden_size}));
 }
 
 }  // namespace
@@ -168,5 +185,8 @@ void bind_runner(py::module_& m) {
       .def("dense_forward", &dense_forward, py::arg("token_ids"), py::arg("with_hidden") = false,
            py::arg("positions") = py::none(),
            "Logits of every position of one sequence, computed on its own: [num_tokens, vocab_size]; and the hidden "
-           "states [num_layers + 2, num_tokens, hidden_size] when asked for, else None.");
+           "states [num_layers + 2, num_tokens, hidden_size] when asked for, else None.")
+      .def("dense_draft", &dense_draft, py::arg("token_ids"), py::arg("next_token"), py::arg("num_drafts"),
+           "A chain of greedy drafts behind a sequence and the token that follows it, computed on its own: their ids, "
+           "their logits [num_drafts, vocab_size], and the draft module's hidden states [num_tokens, hidden_size].");
 }

@@ -56,6 +56,7 @@ void bind_scheduler_output(py::module_& m) {
       .field("num_scheduled_tokens", &SchedulerOutput::num_scheduled_tokens)
       .field("total_num_scheduled_tokens", &SchedulerOutput::total_num_scheduled_tokens)
       .field("scheduled_spec_decode_tokens", &SchedulerOutput::scheduled_spec_decode_tokens)
+      .field("num_drafts", &SchedulerOutput::num_drafts)
       .field("finished_req_ids", &SchedulerOutput::finished_req_ids)
       .field("preempted_req_ids", &SchedulerOutput::preempted_req_ids)
       .field("state_copies", &SchedulerOutput::state_copies);
@@ -70,6 +71,7 @@ void bind_scheduler_output(py::module_& m) {
       .field("req_ids", &ModelRunnerOutput::req_ids)
       .field("req_id_to_index", &ModelRunnerOutput::req_id_to_index)
       .field("sampled_token_ids", &ModelRunnerOutput::sampled_token_ids)
+      .field("draft_token_ids", &ModelRunnerOutput::draft_token_ids)
       .field("logprobs", &ModelRunnerOutput::logprobs)
       .field("prompt_logprobs", &ModelRunnerOutput::prompt_logprobs)
       .field("failed_req_ids", &ModelRunnerOutput::failed_req_ids);

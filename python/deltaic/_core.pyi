@@ -77,6 +77,7 @@ __all__: list[str] = [
     "array_info",
     "batch_memcpy",
     "cache_capacity",
+    "count_draft_layers",
     "device_memory",
     "device_name",
     "load_model_config",
@@ -552,6 +553,10 @@ class SchedulerOutput:
     @finished_req_ids.setter
     def finished_req_ids(self, arg0: collections.abc.Sequence[str]) -> None: ...
     @property
+    def num_drafts(self) -> int | None: ...
+    @num_drafts.setter
+    def num_drafts(self, arg0: typing.SupportsInt | typing.SupportsIndex | None) -> None: ...
+    @property
     def num_scheduled_tokens(self) -> dict[str, int]: ...
     @num_scheduled_tokens.setter
     def num_scheduled_tokens(
@@ -603,6 +608,12 @@ class ModelRunnerOutput:
     The sampled tokens of one step.
     """
     def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def draft_token_ids(self) -> list[list[int]]: ...
+    @draft_token_ids.setter
+    def draft_token_ids(
+        self, arg0: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]]
+    ) -> None: ...
     @property
     def failed_req_ids(self) -> list[str]: ...
     @failed_req_ids.setter
@@ -948,6 +959,7 @@ class MemoryPlanOptions:
     enable_prefix_caching: bool
     kv_dtype: DType
     recurrent_state_dtype: DType
+    with_draft_module: bool
     def __init__(self, **kwargs: typing.Any) -> None: ...
     @property
     def block_size(self) -> int: ...
@@ -1158,6 +1170,8 @@ class GdnMetadata:
     @property
     def has_initial_state(self) -> list[bool]: ...
     @property
+    def num_accepted_tokens(self) -> list[int]: ...
+    @property
     def num_decode_tokens(self) -> int: ...
     @property
     def num_decodes(self) -> int: ...
@@ -1165,6 +1179,10 @@ class GdnMetadata:
     def num_prefill_tokens(self) -> int: ...
     @property
     def num_prefills(self) -> int: ...
+    @property
+    def num_spec_decode_tokens(self) -> int: ...
+    @property
+    def num_spec_decodes(self) -> int: ...
     @property
     def prefill_query_start_loc(self) -> list[int]: ...
     @property
@@ -1257,6 +1275,15 @@ class ModelRunner:
     def __init__(
         self, checkpoint: os.PathLike[str] | str | bytes, kv_cache: KVCacheConfig, options: RunnerOptions
     ) -> None: ...
+    def dense_draft(
+        self,
+        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        next_token: typing.SupportsInt | typing.SupportsIndex,
+        num_drafts: typing.SupportsInt | typing.SupportsIndex,
+    ) -> tuple[typing.Any, ...]:
+        """
+        A chain of greedy drafts behind a sequence and the token that follows it, computed on its own: their ids, their logits [num_drafts, vocab_size], and the draft module's hidden states [num_tokens, hidden_size].
+        """
     def dense_forward(
         self,
         token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -1722,6 +1749,11 @@ def batch_memcpy(
 def cache_capacity(config: KVCacheConfig, max_model_len: typing.SupportsInt | typing.SupportsIndex) -> CacheCapacity:
     """
     What a KVCacheConfig holds, in tokens, requests and bytes.
+    """
+
+def count_draft_layers(checkpoint: os.PathLike[str] | str | bytes) -> int:
+    """
+    Count the layers of the draft module (mtp.*) that a checkpoint folder has.
     """
 
 def device_memory(device: Device) -> tuple[int, int]:

@@ -38,12 +38,14 @@ from deltaic.cli_options import (
     NumThreads,
     RepetitionPenalty,
     Seed,
+    SpeculativeTokens,
     StateDtype,
     Stop,
     System,
     Temperature,
     TopK,
     TopP,
+    number_or_word,
     usage,
 )
 from deltaic.speak_command import speak
@@ -112,6 +114,7 @@ def generate(
     max_num_batched_tokens: MaxBatchedTokens = None,
     gpu_memory_utilization: GpuMemory = 0.9,
     kv_cache_memory_bytes: CacheBytes = None,
+    speculative_tokens: SpeculativeTokens = "auto",
     num_threads: NumThreads = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show tokens and times on stderr.")] = False,
@@ -155,6 +158,7 @@ def generate(
         max_num_batched_tokens=max_num_batched_tokens,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        speculative_tokens=number_or_word(speculative_tokens),
         num_threads=num_threads,
         enable_prefix_caching=False,  # no second request could use it
     )
@@ -195,6 +199,7 @@ def chat(
     max_model_len: MaxModelLen = None,
     gpu_memory_utilization: GpuMemory = 0.9,
     kv_cache_memory_bytes: CacheBytes = None,
+    speculative_tokens: SpeculativeTokens = "auto",
     num_threads: NumThreads = 0,
     plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as markdown.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show tokens and times after each answer.")] = False,
@@ -223,6 +228,7 @@ def chat(
         max_model_len=max_model_len,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        speculative_tokens=number_or_word(speculative_tokens),
         num_threads=num_threads,
     )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -265,6 +271,7 @@ def serve(
     recurrent_state_dtype: StateDtype = "auto",
     enforce_eager: EnforceEager = False,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse what prompts have in common.")] = True,
+    speculative_tokens: SpeculativeTokens = "auto",
     num_threads: NumThreads = 0,
     seed: Annotated[int | None, typer.Option(help="Make requests without a seed of their own repeatable.")] = None,
     max_logprobs: Annotated[int, typer.Option(help="Most log probabilities of a token; -1: no limit.")] = 20,
@@ -309,6 +316,7 @@ def serve(
         "recurrent_state_dtype": recurrent_state_dtype,
         "enforce_eager": enforce_eager,
         "enable_prefix_caching": enable_prefix_caching,
+        "speculative_tokens": number_or_word(speculative_tokens),
         "num_threads": num_threads,
     }
     limits: dict[str, Any] = {"max_waiting": max_waiting, "stall_timeout_s": stall_timeout}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 
 from deltaic import _core
 from deltaic.device import place
+from deltaic.draft_policy import DraftPolicy
+from deltaic.draft_stats import DraftStats
 from deltaic.engine_config import EngineConfig
 from deltaic.memory_plan import MemoryPlan, plan_memory
 from deltaic.request import EngineOutput, Request
 from deltaic.scheduler import Scheduler
 from deltaic.scheduler_config import SchedulerConfig
+from deltaic.speculation import plan_speculation
 
 if TYPE_CHECKING:
     from deltaic.sampling_params import SamplingParams
@@ -36,6 +40,7 @@ class EngineStats:
     num_free_blocks: int  # free or evictable
     num_total_blocks: int
     cache: _core.CacheStats
+    drafts: DraftStats
 
     @property
     def cache_usage(self) -> float:
@@ -58,6 +63,7 @@ class Engine:
         vocab_size: int,
         async_scheduling: bool = True,
         memory_plan: MemoryPlan | None = None,
+        drafts: DraftPolicy | None = None,
     ) -> None:
         self.runner = runner
         self.memory_plan = memory_plan
@@ -66,7 +72,7 @@ class Engine:
         self.async_scheduling = async_scheduling
         self.on_schedule: Callable[[_core.SchedulerOutput], None] | None = None  # called with each step before it runs
         self._cache = cache
-        self._scheduler = Scheduler(scheduler_config, cache)
+        self._scheduler = Scheduler(scheduler_config, cache, drafts)
         self._in_flight: deque[tuple[_core.SchedulerOutput, _core.AsyncModelRunnerOutput]] = deque()
         self._aborted: list[EngineOutput] = []  # to be returned by the next step
 
@@ -79,7 +85,8 @@ class Engine:
         config = config or EngineConfig()
         model = _core.load_model_config(path)
         placement = place(model, config)
-        plan = plan_memory(model, config, placement=placement)
+        speculation = plan_speculation(path, config, placement.device.type)
+        plan = plan_memory(model, config, placement=placement, num_speculative_tokens=speculation.num_tokens)
         sizes, kv_cache = plan.sizes, plan.kv_cache
         options = _core.RunnerOptions(
             device=placement.device,
@@ -87,6 +94,7 @@ class Engine:
             max_num_reqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
+            num_speculative_tokens=speculation.num_tokens,
             num_threads=config.num_threads,
             async_input_combine=config.async_scheduling,
             poison_caches=config.poison_caches,
@@ -115,6 +123,7 @@ class Engine:
             vocab_size=model.vocab_size,
             async_scheduling=config.async_scheduling,
             memory_plan=plan,
+            drafts=speculation.policy,
         )
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -193,12 +202,14 @@ class Engine:
         if step.total_num_scheduled_tokens:
             if self.on_schedule is not None:
                 self.on_schedule(step)
+            started = time.perf_counter()
             try:
                 self.runner.execute_model(step)
                 pending = self.runner.sample_tokens_async()
             except Exception as error:
                 outputs += self._read_until(0)  # the steps before it are good
                 return outputs + self._fail(error)
+            scheduler.observe_time(time.perf_counter() - started)
             self._in_flight.append((step, pending))
             outputs += self._read_until(1 if self.async_scheduling else 0)
         elif self._in_flight:
@@ -237,4 +248,5 @@ class Engine:
             num_free_blocks=cache.num_free_blocks,
             num_total_blocks=cache.num_total_blocks,
             cache=cache.stats,
+            drafts=scheduler.draft_stats,
         )

@@ -9,6 +9,7 @@ FLOAT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_NUM_THREADS = 4096
+MAX_SPECULATIVE_TOKENS = 8
 _SWITCHES = ("enable_prefix_caching", "async_scheduling", "poison_caches", "enable_chunked_prefill", "enforce_eager")
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1  # what the core counts with
 
@@ -30,7 +31,7 @@ class EngineConfig:
     block_size: int = 16  # tokens in an attention block
     mamba_block_size: int = 256  # recurrent states are kept for prefixes of a multiple of it
     enable_prefix_caching: bool = True
-    speculative_tokens: int | str = "auto"  # drafts a step; auto: 0
+    speculative_tokens: int | str = "auto"  # drafts a step; auto: as many as pay, if the model has a draft module
     scheduling_policy: str = "fcfs"  # or priority: the lowest number first
     async_scheduling: bool = True  # schedule a step while the one before it runs
     num_threads: int = 0  # of the CPU; 0: all that this process may use
@@ -51,10 +52,10 @@ class EngineConfig:
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, FLOAT_DTYPES)
         _check_choice("recurrent_state_dtype", self.recurrent_state_dtype, ("auto", "float32", "bfloat16"))
-        if self.speculative_tokens not in (0, "auto"):
-            raise NotImplementedError(
-                f"speculative_tokens must be 0 or 'auto', got {self.speculative_tokens!r}: drafts are not supported yet"
-            )
+        if self.speculative_tokens != "auto":
+            if isinstance(self.speculative_tokens, str):
+                raise ValueError(f"speculative_tokens must be 'auto' or a number, got {self.speculative_tokens!r}")
+            _check_range("speculative_tokens", self.speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "mamba_block_size"):
             _check_range(name, getattr(self, name), 1, _INT32_MAX)
         for name in ("num_snapshot_slots", "long_prefill_token_threshold"):

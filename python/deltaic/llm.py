@@ -105,6 +105,7 @@ class LLM:
             "prefix_cache_evicted_blocks": cache.num_evicted_blocks,
             "state_snapshots": cache.num_snapshots,
             "state_snapshots_evicted": cache.num_evicted_snapshots,
+            **stats.drafts.figures(),
         }
 
     def reset_prefix_cache(self) -> bool:

@@ -78,12 +78,14 @@ def plan_memory(
     placement: Placement | None = None,
     memory: DeviceMemory | None = None,
     weight_bytes: int | None = None,
+    num_speculative_tokens: int = 0,
 ) -> MemoryPlan:
     """Divide the memory of a device, by default the one that `config` names, as it is now.
 
     A size that the user left open shrinks until it fits, with one log line; one that the user set is refused with
     the numbers (MemoryError), as is a max_model_len beyond the model's (ValueError). weight_bytes are the bytes of the
-    weights where they are known; else they follow from the shapes.
+    weights where they are known; else they follow from the shapes. With num_speculative_tokens there is room for the
+    draft module's cache and the states of all drafts.
     """
     num_positions = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > num_positions:
@@ -97,6 +99,8 @@ def plan_memory(
         memory_bytes=budget.cache_bytes(),
         block_size=config.block_size,
         mamba_block_size=config.mamba_block_size,
+        num_speculative_tokens=num_speculative_tokens,
+        with_draft_module=num_speculative_tokens > 0,
         enable_prefix_caching=config.enable_prefix_caching,
         num_blocks=config.num_blocks,
         num_snapshot_slots=config.num_snapshot_slots,
@@ -114,6 +118,7 @@ def plan_memory(
         mamba_block_size=config.mamba_block_size if has_recurrent_layers else 0,
         num_kv_cache_groups=len(kv_cache.groups),
         enable_prefix_caching=config.enable_prefix_caching,
+        num_speculative_tokens=num_speculative_tokens,
         policy="priority" if config.scheduling_policy == "priority" else "fcfs",
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,

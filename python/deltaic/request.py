@@ -61,13 +61,20 @@ class Request:
     num_preemptions: int = 0
     num_computed_tokens: int = 0  # tokens whose K and V the scheduled steps have written, steps in flight included
     num_ready_tokens: int | None = None  # tokens whose inputs exist; None: all
-    num_placeholders: int = 0  # sampled tokens in flight
+    num_placeholders: int = 0  # sampled tokens in flight, as many as there can be: with all drafts
+    num_sampling: int = 0  # steps in flight that sample
+    num_sampling_steps: int = 0  # all that were scheduled
+    draft_token_ids: list[int] = field(default_factory=list)  # behind token_ids, when nothing is in flight
+    num_drafts_made: int = 0  # by the last step whose output was read
+    num_drafts_coming: int = 0  # asked of the last step in flight
     num_prefill_tokens: int = 0  # tokens known at the last admission
     num_cached_tokens: int | None = None  # of the first admission
     snapshot_stops: tuple[int, ...] = ()  # ascending token counts at which the prefill pauses for a snapshot
     num_blocks: int = 0  # attention blocks held
     num_published_blocks: int = 0
-    reserved_snapshot: int = 0  # token count of a snapshot whose last token is in flight; 0: none
+    # Token counts of snapshots whose last token is in flight: of each, the first and the last sampling step that may
+    # take it.
+    reserved_snapshots: dict[int, tuple[int, int]] = field(default_factory=dict)
     num_registered_tokens: int = 0  # of token_ids, those that the CacheManager has
     prompt_logprobs: list[_core.TokenLogprobs | None] | None = None  # gathered so far; None once delivered
 

@@ -10,13 +10,15 @@ from collections import deque
 from collections.abc import Iterable
 
 from deltaic import _core
+from deltaic.draft_policy import DraftPolicy, FixedDrafts
+from deltaic.draft_stats import DraftStats
 from deltaic.request import EngineOutput, FinishReason, Request, RequestStatus
 from deltaic.scheduler_config import SchedulerConfig
 from deltaic.waiting_queue import WaitingQueue
 
 # A request in a step that was handed out; its num_preemptions then, as an output of an earlier life is discarded;
-# and whether it samples: no token comes of a part of the prefill.
-_Row = tuple[Request, int, bool]
+# whether it samples: no token comes of a part of the prefill; and its drafts.
+_Row = tuple[Request, int, bool, int]
 
 
 class Scheduler:
@@ -25,10 +27,15 @@ class Scheduler:
     schedule() may run ahead of update() by a step or more; update() takes the steps in their order. Freed blocks and
     snapshot slots are reused by later steps at the earliest, or within the step that no longer schedules their owner:
     the device runs steps in order, so what an earlier step still reads or writes there is done by then.
+
+    Drafts: a request that decodes runs its newest token and the drafts that the step before it made; until that step's
+    output is read their ids are -1, and num_computed_tokens counts all of them as accepted.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: _core.CacheManager) -> None:
+    def __init__(self, config: SchedulerConfig, cache: _core.CacheManager, drafts: DraftPolicy | None = None) -> None:
         self.config = config
+        self.drafts = drafts or FixedDrafts(config.num_speculative_tokens)
+        self.draft_stats = DraftStats(config.num_speculative_tokens)
         self.num_preemptions = 0
         self.num_generated_tokens = 0
         self.num_prompt_tokens = 0  # of admitted requests, prefix hits included
@@ -39,6 +46,8 @@ class Scheduler:
         self._running: list[Request] = []
         self._waiting = WaitingQueue(uses_priority=config.policy == "priority")
         self._num_arrivals = 0
+        self._num_drafts = 0  # of the step that is being scheduled: verified, and made behind it
+        self._steady_rows = 0  # of the step that was scheduled last, if all verify and make that many
         self._finished_ids: list[str] = []  # to be told to the runner with the next step that runs
         self._preempted_ids: list[str] = []  # likewise
         self._in_flight: deque[tuple[_core.SchedulerOutput, list[_Row]]] = deque()
@@ -82,7 +91,7 @@ class Scheduler:
             self._preempted_ids += step.preempted_req_ids
         self._in_flight.clear()
         self._drop_finished()
-        alive = [request for request, num_preemptions, _ in rows if request.num_preemptions == num_preemptions]
+        alive = [request for request, num_preemptions, *_ in rows if request.num_preemptions == num_preemptions]
         outputs = self._finish_all(alive, "error", message)
         self.reset_prefix_cache(preempt_running=True)
         return outputs
@@ -133,6 +142,7 @@ class Scheduler:
         """Return what the next step runs; nothing when no request can make progress before the next update()."""
         scheduled: dict[Request, int] = {}  # tokens of this step, in row order
         new_blocks: dict[Request, list[int]] = {}
+        self._num_drafts = self.drafts.choose(len(self._running)) if self.config.num_speculative_tokens else 0
         budget, preempted = self._schedule_running(scheduled, new_blocks)
         admitted: list[tuple[Request, list[int], _core.PrefixHit]] = []
         if not preempted:  # a victim that came back at once would be preempted again
@@ -157,8 +167,9 @@ class Scheduler:
                 index += 1
                 continue
             end = request.num_computed_tokens + num_new
-            if end > request.num_blocks * block_size:
-                blocks = self._cache.extend(request.req_id, end)
+            if self._end_with_drafts(request, end) > request.num_blocks * block_size:
+                blocks, end = self._extend_with_drafts(request, end)
+                num_new = end - request.num_computed_tokens
                 if blocks is None:
                     preempted = True
                     blocks, index = self._extend_by_preemption(index, end, scheduled, new_blocks)
@@ -172,6 +183,30 @@ class Scheduler:
             budget -= num_new
             index += 1
         return budget, preempted
+
+    def _end_with_drafts(self, request: Request, end: int) -> int:
+        """Return how many tokens a request of `end` tokens needs blocks for when drafts are made behind them."""
+        return max(end, min(end + self._num_drafts - 1, request.max_total_tokens - 1))
+
+    def _extend_with_drafts(self, request: Request, end: int) -> tuple[list[int] | None, int]:
+        """Extend a request to `end` tokens, and as far as its next drafts go; drafts never preempt anyone.
+
+        Return the new blocks, and the tokens that it runs up to: without the drafts of this step where there is room
+        for its own token alone. No blocks (None) where that one needs a block that cannot be had.
+        """
+        num_held = request.num_blocks * self.config.block_size
+        own_end = request.num_computed_tokens + 1 if self._num_drafts_of(request, end) else end
+        for wanted, result in ((self._end_with_drafts(request, end), end), (end, end), (own_end, own_end)):
+            if wanted <= num_held:
+                return [], result
+            blocks = self._cache.extend(request.req_id, wanted)
+            if blocks is not None:
+                return blocks, result
+        return None, own_end
+
+    def _num_drafts_of(self, request: Request, end: int) -> int:
+        """Return how many drafts a request runs in a step that takes it to `end` tokens."""
+        return max(end - len(request.token_ids) - request.num_placeholders, 0)
 
     def _extend_by_preemption(
         self, index: int, end: int, scheduled: dict[Request, int], new_blocks: dict[Request, list[int]]
@@ -207,7 +242,10 @@ class Scheduler:
             num_new = max(0, min(num_new, request.num_ready_tokens - computed))
         if num_new > 1:
             return self._chunk(request, computed, num_new, budget)
-        return num_new
+        if num_new == 0 or self._num_drafts == 0 or request.num_ready_tokens is not None:
+            return num_new
+        num_there = request.num_drafts_coming if request.num_sampling else len(request.draft_token_ids)
+        return num_new + min(self._num_drafts, num_there, budget - 1, request.max_total_tokens - num_tokens - 1)
 
     def _chunk(self, request: Request, computed: int, num_new: int, budget: int) -> int:
         """Cut a prefill to the budget, and where a snapshot must be taken."""
@@ -294,7 +332,8 @@ class Scheduler:
         num_computed: list[int] = []
         num_output: list[int] = []
         block_ids: list[list[list[int]] | None] = []
-        rows: list[_Row] = []
+        drafts: dict[str, list[int]] = {}
+        facts: list[tuple[bool, int, int]] = []
         for request, num_new in scheduled.items():
             num_tokens = len(request.token_ids) + request.num_placeholders
             if len(req_ids) < num_old:
@@ -303,14 +342,26 @@ class Scheduler:
                 num_computed.append(request.num_computed_tokens)
                 num_output.append(num_tokens - request.num_prompt_tokens)
                 block_ids.append(None if blocks_or_none is None else [blocks_or_none, *other_groups])
-            end = request.num_computed_tokens + num_new
+            begin = request.num_computed_tokens
+            end = begin + num_new
             request.num_computed_tokens = end
-            samples = end == num_tokens
-            if samples:
-                request.num_placeholders += 1
-            rows.append((request, request.num_preemptions, samples))
+            num_drafts = max(end - num_tokens, 0)
+            if num_drafts:
+                in_flight = request.num_sampling > 0
+                drafts[request.req_id] = [-1] * num_drafts if in_flight else request.draft_token_ids[:num_drafts]
+            # The step may begin earlier, by the drafts in flight that turn out wrong.
+            facts.append((end >= num_tokens, num_drafts, begin - request.num_placeholders + request.num_sampling))
         if self._publishes:
-            self._publish(scheduled, copies)
+            self._publish(scheduled, facts, copies)
+        rows: list[_Row] = []
+        for request, (samples, num_drafts, _) in zip(scheduled, facts, strict=True):
+            if samples:
+                request.num_placeholders += 1 + num_drafts
+                request.num_sampling += 1
+                request.num_sampling_steps += 1
+                request.num_drafts_coming = self._num_drafts
+                request.draft_token_ids = []
+            rows.append((request, request.num_preemptions, samples, num_drafts))
 
         step = _core.SchedulerOutput(
             scheduled_new_reqs=new_reqs,
@@ -322,6 +373,8 @@ class Scheduler:
             ),
             num_scheduled_tokens={request.req_id: num_new for request, num_new in scheduled.items()},
             total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_spec_decode_tokens=drafts,
+            num_drafts=self._num_drafts,
             finished_req_ids=self._finished_ids,
             preempted_req_ids=self._preempted_ids,
             state_copies=copies,
@@ -329,41 +382,78 @@ class Scheduler:
         self._finished_ids = []
         self._preempted_ids = []
         self._in_flight.append((step, rows))
+        is_steady = not admitted and all(samples and n == self._num_drafts for samples, n, _ in facts)
+        self._steady_rows = len(rows) if is_steady else 0
         return step
 
-    def _publish(self, scheduled: Iterable[Request], copies: list[_core.StateCopy]) -> None:
+    def observe_time(self, seconds: float) -> None:
+        """Take the time of the step that schedule() returned last."""
+        if self._steady_rows:
+            self.drafts.observe_step(self._steady_rows, self._num_drafts, seconds)
+
+    def _publish(
+        self, scheduled: Iterable[Request], facts: Iterable[tuple[bool, int, int]], copies: list[_core.StateCopy]
+    ) -> None:
         """Publish what the step will have written, and take the snapshots that are due.
+
+        A decode leaves the state behind each of its tokens, so all boundaries that it may cross are due; a prefill
+        leaves the last one. `facts`: of each request, also the earliest token that the step may begin at.
 
         No request is admitted to this step any more, so only later steps can hit it. All slots are reserved before
         any becomes hittable, so that no two copies of a step share one.
         """
         block_size, interval = self.config.block_size, self._snapshot_interval
-        snapshots: list[Request] = []
-        for request in scheduled:
+        complete: list[tuple[Request, int]] = []
+        for request, (_, _, earliest) in zip(scheduled, facts, strict=True):
             end = request.num_computed_tokens
             num_known = min(end, len(request.token_ids))
             if num_known // block_size > request.num_published_blocks:
                 self._publish_blocks(request, num_known)
-            if interval and end % interval == 0:
-                if end < request.num_prefill_tokens and end not in request.snapshot_stops:
+            if not interval or end // interval * interval <= earliest:
+                continue
+            due: tuple[int, ...] = ()
+            if earliest >= request.num_prefill_tokens:
+                due = tuple(range(earliest // interval * interval + interval, end + 1, interval))
+            elif end % interval == 0 and (end == request.num_prefill_tokens or end in request.snapshot_stops):
+                due = (end,)
+            for num_tokens in due:
+                slot = self._cache.reserve_snapshot(request.req_id, num_tokens)
+                if slot is None:
                     continue
-                slot = self._cache.reserve_snapshot(request.req_id, end)
-                if slot is not None:
-                    copies.append(_state_copy(request.req_id, _core.StateCopyKind.snapshot, slot, end))
-                    request.reserved_snapshot = end
-                    if end == num_known:
-                        snapshots.append(request)
-        for request in snapshots:
-            self._publish_snapshot(request)
+                copies.append(_state_copy(request.req_id, _core.StateCopyKind.snapshot, slot, num_tokens))
+                if num_tokens <= num_known:
+                    complete.append((request, num_tokens))
+                else:
+                    number = request.num_sampling_steps + 1
+                    first, _ = request.reserved_snapshots.get(num_tokens, (number, number))
+                    request.reserved_snapshots[num_tokens] = first, number
+        for request, num_tokens in complete:
+            self._cache.publish_snapshot(request.req_id, num_tokens)
+
+    def _settle_snapshots(self, request: Request, begin: int, num_computed: int) -> None:
+        """Publish the snapshots that are certain now that a decode from `begin` was read back; give up the missed ones.
+
+        The step that was read took those that it came to. The next one in flight begins at the newest token, so it
+        takes the state behind that, whatever becomes of its drafts.
+        """
+        number = request.num_sampling_steps - request.num_sampling  # of the step that was read
+        num_known = len(request.token_ids)
+        for num_tokens, (first, last) in list(request.reserved_snapshots.items()):
+            was_taken = first <= number and begin < num_tokens <= num_computed
+            is_next = num_tokens == num_known and first <= number + 1 <= last
+            if num_tokens <= num_known and (was_taken or is_next):
+                self._publish_blocks(request, num_tokens)
+                self._cache.publish_snapshot(request.req_id, num_tokens)
+            elif number >= last:
+                self._cache.cancel_snapshot(request.req_id, num_tokens)
+            else:
+                continue
+            del request.reserved_snapshots[num_tokens]
 
     def _publish_blocks(self, request: Request, num_tokens: int) -> None:
         self._register_tokens(request)
         self._cache.publish(request.req_id, num_tokens)
         request.num_published_blocks = num_tokens // self.config.block_size
-
-    def _publish_snapshot(self, request: Request) -> None:
-        self._cache.publish_snapshot(request.req_id, request.reserved_snapshot)
-        request.reserved_snapshot = 0
 
     # ---- what a step gave -----------------------------------------------------------------------------------------
 
@@ -379,7 +469,7 @@ class Scheduler:
         outputs: list[EngineOutput] = []
         any_finished = False
         running = RequestStatus.RUNNING
-        for request, num_preemptions, samples in self._in_flight[0][1]:
+        for request, num_preemptions, samples, num_drafts in self._in_flight[0][1]:
             if request.status is not running or request.num_preemptions != num_preemptions:
                 continue  # ended or preempted meanwhile: its token is computed again, or not wanted
             req_id = request.req_id
@@ -399,11 +489,15 @@ class Scheduler:
                 request.prompt_logprobs += prompt_logprobs.get(req_id, ())
             if not samples:
                 continue
-            request.num_placeholders -= 1
+            begin = len(request.token_ids) - 1  # of the step, if it was a decode
             new_ids, finish_reason, stop_reason = request.append(tokens)
-            if 0 < request.reserved_snapshot <= len(request.token_ids):
-                self._publish_blocks(request, request.reserved_snapshot)
-                self._publish_snapshot(request)
+            request.num_placeholders -= 1 + num_drafts
+            request.num_sampling -= 1
+            request.num_computed_tokens -= 1 + num_drafts - len(tokens)  # what was rejected
+            if request.reserved_snapshots:
+                self._settle_snapshots(request, begin, begin + len(tokens))
+            if self.config.num_speculative_tokens:
+                self._take_drafts(request, num_drafts, len(tokens) - 1, output)
             num_new = len(new_ids)
             self.num_generated_tokens += num_new
             new_logprobs = None
@@ -434,6 +528,20 @@ class Scheduler:
             self.reset_prefix_cache(preempt_running=True)
         return outputs
 
+    def _take_drafts(
+        self, request: Request, num_drafts: int, num_accepted: int, output: _core.ModelRunnerOutput
+    ) -> None:
+        """Count what became of a request's drafts, and take its next ones if no step in flight has them already."""
+        num_drafts = min(num_drafts, request.num_drafts_made)  # the others were placeholders
+        if num_drafts:
+            self.draft_stats.count(num_drafts, num_accepted)
+            self.drafts.observe_acceptance(num_drafts, num_accepted)
+        made = output.draft_token_ids
+        drafts = made[output.req_id_to_index[request.req_id]] if made else []
+        request.num_drafts_made = len(drafts)
+        if not request.num_sampling:
+            request.draft_token_ids = drafts
+
     # ---- bookkeeping ----------------------------------------------------------------------------------------------
 
     def _victim_index(self) -> int:
@@ -450,9 +558,12 @@ class Scheduler:
         request.num_preemptions += 1
         request.num_computed_tokens = 0
         request.num_placeholders = 0
+        request.num_sampling = 0
+        request.draft_token_ids = []
+        request.num_drafts_made = request.num_drafts_coming = 0
         request.num_blocks = 0
         request.num_published_blocks = 0
-        request.reserved_snapshot = 0
+        request.reserved_snapshots.clear()
         if request.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
         self.num_preemptions += 1

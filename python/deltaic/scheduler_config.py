@@ -17,6 +17,7 @@ class SchedulerConfig:
     mamba_block_size: int = 0  # 0: the model has no recurrent layers
     num_kv_cache_groups: int = 1  # group 0 is full attention; the others have no block table
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 0  # most drafts of a request in a step
     policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0  # most prompt tokens of one request in a step; 0: no such limit
     enable_chunked_prefill: bool = True  # False: a prompt is cut for snapshots only
@@ -25,6 +26,8 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_kv_cache_groups"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_speculative_tokens < 0:
+            raise ValueError(f"num_speculative_tokens must be at least 0, got {self.num_speculative_tokens}")
         if self.long_prefill_token_threshold < 0:
             raise ValueError(
                 f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}"

@@ -72,6 +72,27 @@ TEST_CASE("the groups name their layers and say what a page holds") {
   CHECK(attention_only.groups[0].layer_names.size() == 4);
 }
 
+TEST_CASE("a draft module has a group of its own, whose blocks come out of the same memory") {
+  for (const ModelConfig& model : {hybrid(), dense()}) {
+    MemoryPlanOptions o = options(200 << 20);
+    const KVCacheConfig without = plan_kv_cache(model, o);
+    o.with_draft_module = true;
+    const KVCacheConfig config = plan_kv_cache(model, o);
+    REQUIRE(config.groups.size() == without.groups.size() + 1);
+    const KVCacheGroupSpec& draft = config.groups.back();
+    CHECK(draft.layer_names == std::vector<std::string>{"mtp.layers.0"});
+    CHECK(draft.is_eagle_group);
+    CHECK(draft.spec == config.groups[0].spec);
+    CHECK(config.num_running_slots == without.num_running_slots);
+    CHECK(config.num_blocks < without.num_blocks);
+    const CacheCapacity capacity = cache_capacity(config, o.max_model_len);
+    const std::int64_t layers = static_cast<std::int64_t>(config.groups[0].layer_names.size()) + 1;
+    CHECK(capacity.kv_bytes == config.num_blocks * layers * 16 * 2 * 128 * 4);
+    CHECK(capacity.num_tokens == (config.num_blocks - 1) * 16);
+    CHECK(capacity.kv_bytes + capacity.running_state_bytes + capacity.snapshot_bytes <= o.memory_bytes);
+  }
+}
+
 TEST_CASE("the plan uses the memory and stays within it") {
   for (const std::int64_t mib : {12, 16, 17, 40, 64, 100, 1000, 20'000}) {
     CAPTURE(mib);

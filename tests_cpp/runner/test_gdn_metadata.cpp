@@ -43,7 +43,7 @@ TEST_CASE("5: GDN metadata is leading decodes, then prefills; prefill sub-arrays
   StepInputs inputs;
   build_step_inputs(batch, 4, false, inputs);
   GdnMetadata metadata;
-  build_gdn_metadata(batch, 4, 2, inputs.query_start_loc, 6, metadata);
+  build_gdn_metadata(batch, 4, 2, /*with_speculation=*/false, inputs.query_start_loc, 6, metadata);
   CHECK(metadata.view.num_decodes == 2);
   CHECK(metadata.view.num_prefills == 2);
   CHECK(metadata.view.num_decode_tokens == 2);

@@ -97,8 +97,8 @@ TEST_CASE("a step that cannot run is an InvalidArgument with names and numbers, 
     step.admit("b", prompt, {3}, 3);
     step.admit("c", prompt, {4}, 3);
   });
-  fixture.refuses<Unsupported>("request a has 1 draft tokens; speculative decoding is not supported",
-                               [](Step& step) { step.run("a", 5, 1).output.scheduled_spec_decode_tokens["a"] = {3}; });
+  fixture.refuses("request a has 1 draft tokens, num_speculative_tokens is 0",
+                  [](Step& step) { step.run("a", 5, 1).output.scheduled_spec_decode_tokens["a"] = {3}; });
   fixture.refuses("state copy of request a: snapshot slot 1 is not in [2, 4)",
                   [](Step& step) { step.run("a", 5, 1).copy("a", StateCopyKind::snapshot, 1, 6); });
   fixture.refuses("state copy of request a: a snapshot of 5 tokens is wanted, the step ends at 6",

@@ -16,7 +16,9 @@ class Builder {
     uniform(options_.prefix + "embed_tokens.weight", {c_.vocab_size, c_.hidden_size}, 1.0F);
     norm(options_.prefix + "norm.weight", c_.hidden_size);
     if (!options_.tied) uniform("lm_head.weight", {c_.vocab_size, c_.hidden_size}, 1.0F);
-    for (int i = 0; i < c_.num_layers; ++i) layer(i, options_.prefix + "layers." + std::to_string(i) + ".");
+    for (int i = 0; i < c_.num_layers; ++i)
+      layer(options_.prefix + "layers." + std::to_string(i) + ".", c_.layer_kinds[i], c_.is_moe_layer[i]);
+    if (options_.mtp) mtp();
   }
 
  private:
@@ -34,14 +36,22 @@ class Builder {
     uniform(name, {size}, 0.3F, c_.norm_is_zero_centred() ? 0.0F : 1.0F);
   }
 
-  void layer(int index, const std::string& p) {
+  void mtp() {
+    norm("mtp.pre_fc_norm_embedding.weight", c_.hidden_size);
+    norm("mtp.pre_fc_norm_hidden.weight", c_.hidden_size);
+    norm("mtp.norm.weight", c_.hidden_size);
+    matrix("mtp.fc.weight", c_.hidden_size, 2 * c_.hidden_size);
+    layer("mtp.layers.0.", LayerKind::full_attention, c_.is_moe_layer[0]);
+  }
+
+  void layer(const std::string& p, LayerKind kind, bool is_moe) {
     norm(p + "input_layernorm.weight", c_.hidden_size);
     norm(p + "post_attention_layernorm.weight", c_.hidden_size);
-    if (c_.layer_kinds[index] == LayerKind::full_attention)
+    if (kind == LayerKind::full_attention)
       attention(p + "self_attn.");
     else
       linear_attention(p + "linear_attn.");
-    if (c_.is_moe_layer[index])
+    if (is_moe)
       moe(p + "mlp.");
     else
       mlp(p + "mlp.", c_.intermediate_size);

@@ -15,6 +15,7 @@ struct TinyModelOptions {
   bool fused_experts = false;
   bool attention_bias = false;
   int shared_intermediate = 24;
+  bool mtp = false;  // with a draft module
   std::uint64_t seed = 1;
   std::string extra_config = "";  // more members of config.json: "\"decoder_sparse_step\": 2"
 };

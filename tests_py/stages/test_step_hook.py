@@ -14,7 +14,7 @@ PROMPTS = {"a": list(range(40, 61)), "b": list(range(90, 97))}
 
 def make_engine(model: Path, **options: Any) -> Engine:
     config = {"max_model_len": 64, "max_num_seqs": 4, "num_threads": 2, "enable_prefix_caching": False}
-    return Engine.from_checkpoint(model, EngineConfig(**(config | options)))
+    return Engine.from_checkpoint(model, EngineConfig(**({"speculative_tokens": 0} | config | options)))
 
 
 def generate(engine: Engine, num_tokens: int = 4) -> dict[str, list[int]]:

@@ -183,6 +183,7 @@ struct MemoryPlanOptions {
   int max_model_len = 0;
   int max_num_seqs = 0;
   int num_speculative_tokens = 0;
+  bool with_draft_module = false;  // a further attention group for it, of the same blocks
   int block_size = 16;
   int mamba_block_size = 256;
   bool enable_prefix_caching = true;
@@ -194,7 +195,7 @@ struct MemoryPlanOptions {
 };
 
 // The KV-cache groups of a model, without any division of memory (num_blocks is 0): one full-attention group, then
-// one GDN group when the model has such layers.
+// one GDN group when the model has such layers, then that of the draft module. All attention groups share their blocks.
 KVCacheConfig make_kv_cache_groups(const ModelConfig& model, const MemoryPlanOptions& options);
 
 // Divides memory_bytes. First max_num_seqs x (1 + num_speculative_tokens) running state slots, whatever the number of

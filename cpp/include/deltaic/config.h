@@ -84,7 +84,8 @@ struct ModelConfig {
   std::int64_t num_parameters() const;
 };
 
-// A rank of a model that several devices share. This version runs one: sizes above 1 are refused where a model is loaded.
+// A rank of a model that several devices share. This version runs one: sizes above 1 are refused where a model is
+// loaded.
 struct ParallelConfig {
   int tensor_parallel_size = 1;
   int rank = 0;
@@ -96,5 +97,8 @@ struct ParallelConfig {
 ModelConfig parse_model_config(std::string_view json);
 // `path`: a checkpoint folder, or a config.json. Throws InvalidArgument when it cannot be read.
 ModelConfig load_model_config(const std::filesystem::path& path);
+// Layers of the draft module (mtp.layers.*) that a checkpoint folder has, whatever its config.json says. Throws
+// InvalidArgument when the folder has no readable weights.
+int count_draft_layers(const std::filesystem::path& checkpoint);
 
 }  // namespace deltaic

@@ -63,13 +63,16 @@ struct AttentionMetadataView {
   std::vector<std::int64_t> slot_mapping;
 };
 struct GdnMetadataView {
-  int num_decodes = 0;
+  int num_decodes = 0;       // without drafts
+  int num_spec_decodes = 0;  // with some; they lie among the decodes
   int num_prefills = 0;
   int num_decode_tokens = 0;
+  int num_spec_decode_tokens = 0;
   int num_prefill_tokens = 0;
   std::vector<std::int32_t> state_indices;  // decodes, then prefills
   std::vector<std::int32_t> prefill_state_indices;
   std::vector<bool> has_initial_state;                // every row
+  std::vector<std::int32_t> num_accepted_tokens;      // every row, with num_speculative_tokens; 0: a prefill
   std::vector<std::int32_t> prefill_query_start_loc;  // rebased to the first prefill token
 };
 
@@ -83,6 +86,13 @@ struct DenseForwardOutput {
   // [num_layers + 2, num_tokens, hidden_size] when asked for: the embedding output, the residual stream after each
   // layer, the output of the final norm.
   std::vector<float> hidden;
+};
+
+// Drafts of the draft module behind one sequence, computed like DenseForwardOutput.
+struct DenseDraftOutput {
+  std::vector<float> logits;            // [num_drafts, vocab_size]
+  std::vector<std::int32_t> token_ids;  // [num_drafts], the likeliest each
+  std::vector<float> hidden;            // [num_tokens, hidden_size]: what the module gives for the sequence
 };
 
 class InputBatch;
@@ -147,6 +157,9 @@ class ModelRunner {
   // positions: [num_streams, num_tokens] with 1 or 3 streams, row after row; empty: 0, 1, 2, ...
   DenseForwardOutput dense_forward(std::span<const std::int32_t> token_ids, bool with_hidden = false,
                                    std::span<const std::int64_t> positions = {});
+  // A chain of num_drafts greedy drafts behind token_ids and next_token, which the model chose. Needs num_drafts > 0
+  // and a draft group.
+  DenseDraftOutput dense_draft(std::span<const std::int32_t> token_ids, std::int32_t next_token, int num_drafts);
 
  private:
   struct Impl;

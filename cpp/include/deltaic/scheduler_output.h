@@ -51,7 +51,10 @@ struct SchedulerOutput {
   CachedRequestData scheduled_cached_reqs;
   std::map<std::string, int> num_scheduled_tokens;  // req_id -> tokens of this step, drafts included
   int total_num_scheduled_tokens = 0;
+  // req_id -> the drafts among its scheduled tokens, the last ones; -1: a placeholder. With async_input_combine it
+  // stands for the draft that the runner's last step made there, else (and where there is none) it is never accepted.
   std::map<std::string, std::vector<std::int32_t>> scheduled_spec_decode_tokens;
+  std::optional<int> num_drafts;  // drafts that the step makes for each request; none: num_speculative_tokens
   std::vector<std::string> finished_req_ids;
   std::vector<std::string> preempted_req_ids;
   std::vector<StateCopy> state_copies;
@@ -69,6 +72,8 @@ struct ModelRunnerOutput {
   std::vector<std::string> req_ids;  // in batch order
   std::map<std::string, int> req_id_to_index;
   std::vector<std::vector<std::int32_t>> sampled_token_ids;  // a list a request; empty for a partial prefill
+  // What the draft module puts behind them, a list a request; empty where it does not run.
+  std::vector<std::vector<std::int32_t>> draft_token_ids;
   // Where asked for: a list a request, an entry a sampled token.
   std::map<std::string, std::vector<TokenLogprobs>> logprobs;
   // Where asked for: the entries of the prompt positions that this step computed. Entry i of the whole prompt is

@@ -28,6 +28,14 @@ bool is_recurrent(const KVCacheGroupSpec& group) {
   return std::holds_alternative<MambaSpec>(group.spec);
 }
 
+// Bytes of one block of all attention groups, or of one slot of the recurrent ones.
+std::int64_t bytes_of_groups(const KVCacheConfig& config, bool recurrent) {
+  std::int64_t sum = 0;
+  for (const KVCacheGroupSpec& group : config.groups)
+    if (is_recurrent(group) == recurrent) sum += group_bytes(group);
+  return sum;
+}
+
 int block_size_of(const KVCacheSpec& spec) {
   return std::visit([](const auto& s) { return s.block_size; }, spec);
 }
@@ -103,6 +111,22 @@ std::int64_t max_useful_snapshots(const MemoryPlanOptions& options, std::int64_t
   return (num_blocks - 1) * options.block_size / options.mamba_block_size;
 }
 
+KVCacheGroupSpec make_recurrent_group(const ModelConfig& model, const MemoryPlanOptions& options,
+                                      std::vector<std::string> layer_names) {
+  DELTAIC_CHECK(options.mamba_block_size >= 1 && options.mamba_block_size % options.block_size == 0,
+                "mamba_block_size is ", options.mamba_block_size, ", want a multiple of block_size ",
+                options.block_size);
+  MambaSpec spec{.block_size = options.mamba_block_size,
+                 .shapes = {{model.conv_dim(), model.linear_conv_kernel_dim - 1 + options.num_speculative_tokens},
+                            {model.linear_num_value_heads, model.linear_value_head_dim, model.linear_key_head_dim}},
+                 .dtypes = {options.conv_state_dtype, options.recurrent_state_dtype},
+                 .mamba_type = MambaType::gdn,
+                 .cache_mode = options.enable_prefix_caching ? MambaCacheMode::align : MambaCacheMode::none,
+                 .num_speculative_blocks = options.num_speculative_tokens,
+                 .page_size_padded = {}};
+  return {.layer_names = std::move(layer_names), .spec = std::move(spec)};
+}
+
 }  // namespace
 
 KVCacheConfig make_kv_cache_groups(const ModelConfig& model, const MemoryPlanOptions& options) {
@@ -121,33 +145,23 @@ KVCacheConfig make_kv_cache_groups(const ModelConfig& model, const MemoryPlanOpt
                                      .head_size_v = model.head_dim,
                                      .dtype = options.kv_dtype,
                                      .page_size_padded = {}};
+  KVCacheGroupSpec draft{.layer_names = {"mtp.layers.0"}, .spec = attention.spec, .is_eagle_group = true};
   KVCacheConfig config;
   config.groups.push_back(std::move(attention));
-  if (recurrent.layer_names.empty()) return config;
-
-  DELTAIC_CHECK(options.mamba_block_size >= 1 && options.mamba_block_size % options.block_size == 0,
-                "mamba_block_size is ", options.mamba_block_size, ", want a multiple of block_size ",
-                options.block_size);
-  recurrent.spec =
-      MambaSpec{.block_size = options.mamba_block_size,
-                .shapes = {{model.conv_dim(), model.linear_conv_kernel_dim - 1 + options.num_speculative_tokens},
-                           {model.linear_num_value_heads, model.linear_value_head_dim, model.linear_key_head_dim}},
-                .dtypes = {options.conv_state_dtype, options.recurrent_state_dtype},
-                .mamba_type = MambaType::gdn,
-                .cache_mode = options.enable_prefix_caching ? MambaCacheMode::align : MambaCacheMode::none,
-                .num_speculative_blocks = options.num_speculative_tokens,
-                .page_size_padded = {}};
-  config.groups.push_back(std::move(recurrent));
+  if (!recurrent.layer_names.empty())
+    config.groups.push_back(make_recurrent_group(model, options, std::move(recurrent.layer_names)));
+  if (options.with_draft_module) config.groups.push_back(std::move(draft));
   return config;
 }
 
 KVCacheConfig plan_kv_cache(const ModelConfig& model, const MemoryPlanOptions& options) {
   check_plan_options(options);
   KVCacheConfig config = make_kv_cache_groups(model, options);
-  const bool hybrid = config.groups.size() > 1;
+  const std::int64_t slot_bytes = bytes_of_groups(config, /*recurrent=*/true);
+  const bool hybrid = slot_bytes > 0;
   const Costs costs{
-      .block = group_bytes(config.groups[0]),
-      .slot = hybrid ? group_bytes(config.groups[1]) : 0,
+      .block = bytes_of_groups(config, /*recurrent=*/false),
+      .slot = slot_bytes,
       .num_running = hybrid ? std::int64_t{options.max_num_seqs} * (1 + options.num_speculative_tokens) : 0,
       .request_blocks = ceil_div(options.max_model_len, options.block_size)};
   const bool with_snapshots =

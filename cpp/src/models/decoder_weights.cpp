@@ -23,17 +23,16 @@ class LayerReader {
     return reader_.values(name, {size}, config_.norm_is_zero_centred() ? 1.0F : 0.0F);
   }
 
-  DecoderLayer layer(int index) const {
-    const std::string prefix = "layers." + std::to_string(index) + ".";
+  DecoderLayer layer(const std::string& prefix, LayerKind kind, bool is_moe) const {
     DecoderLayer layer{.input_norm = norm(prefix + "input_layernorm.weight", hidden_),
                        .post_attention_norm = norm(prefix + "post_attention_layernorm.weight", hidden_),
                        .mixer = {},
                        .feed_forward = {}};
-    if (config_.layer_kinds[index] == LayerKind::full_attention)
+    if (kind == LayerKind::full_attention)
       layer.mixer = attention(prefix + "self_attn.");
     else
       layer.mixer = gated_delta_net(prefix + "linear_attn.");
-    if (config_.is_moe_layer[index])
+    if (is_moe)
       layer.feed_forward = moe(prefix + "mlp.");
     else
       layer.feed_forward = mlp(prefix + "mlp.", config_.intermediate_size);
@@ -135,14 +134,6 @@ void read_embedding_and_head(const ModelConfig& config, WeightReader& reader, De
   if (!weights.embedding.is_set()) weights.embedding = weights.head;
 }
 
-int count_mtp_layers(const Checkpoint& checkpoint) {
-  constexpr std::string_view kPrefix = "mtp.layers.";
-  std::set<std::string> indices;
-  for (const std::string& name : checkpoint.names(kPrefix))
-    indices.insert(name.substr(kPrefix.size(), name.find('.', kPrefix.size()) - kPrefix.size()));
-  return static_cast<int>(indices.size());
-}
-
 std::shared_ptr<DecoderWeights> read_weights(const ModelConfig& config, WeightReader& reader,
                                              WeightPlacement placement) {
   const auto num_layers = static_cast<std::size_t>(config.num_layers);
@@ -153,7 +144,9 @@ std::shared_ptr<DecoderWeights> read_weights(const ModelConfig& config, WeightRe
   auto weights = std::make_shared<DecoderWeights>();
   weights->placement = placement;
   read_embedding_and_head(config, reader, *weights);
-  for (int i = 0; i < config.num_layers; ++i) weights->layers.push_back(layers.layer(i));
+  for (int i = 0; i < config.num_layers; ++i)
+    weights->layers.push_back(
+        layers.layer("layers." + std::to_string(i) + ".", config.layer_kinds[i], config.is_moe_layer[i]));
   weights->final_norm = layers.norm("norm.weight", config.hidden_size);
   weights->num_bytes = reader.num_bytes();
   return weights;
@@ -184,6 +177,41 @@ std::shared_ptr<const DecoderWeights> make_dummy_weights(const ModelConfig& conf
   const auto weights = read_weights(config, reader, placement);
   source->finish();
   return weights;
+}
+
+std::shared_ptr<const MtpWeights> load_mtp_weights(const ModelConfig& config, const Checkpoint& checkpoint,
+                                                   const DecoderWeights& target) {
+  if (target.placement.device.type != DeviceType::cpu)
+    throw Unsupported("the draft module (mtp.*) runs on the CPU alone in this version");
+  if (target.num_mtp_layers != 1)
+    throw Unsupported(detail::concat("the checkpoint has ", target.num_mtp_layers,
+                                     " layers of a draft module (mtp.layers.*); drafting needs 1"));
+  ViewReader reader(checkpoint);
+  const LayerReader layers(config, reader);
+  const std::int64_t hidden = config.hidden_size;
+  auto weights = std::make_shared<MtpWeights>();
+  weights->embedding_norm = layers.norm("mtp.pre_fc_norm_embedding.weight", hidden);
+  weights->hidden_norm = layers.norm("mtp.pre_fc_norm_hidden.weight", hidden);
+  weights->fc = reader.matrix("mtp.fc.weight", hidden, 2 * hidden);
+  weights->block.placement = target.placement;
+  weights->block.embedding = target.embedding;
+  weights->block.head = target.head;
+  weights->block.layers.push_back(layers.layer("mtp.layers.0.", LayerKind::full_attention, config.num_experts > 0));
+  weights->block.final_norm = layers.norm("mtp.norm.weight", hidden);
+  weights->block.num_bytes = reader.num_bytes();
+  return weights;
+}
+
+int count_mtp_layers(const Checkpoint& checkpoint) {
+  constexpr std::string_view kPrefix = "mtp.layers.";
+  std::set<std::string> indices;
+  for (const std::string& name : checkpoint.names(kPrefix))
+    indices.insert(name.substr(kPrefix.size(), name.find('.', kPrefix.size()) - kPrefix.size()));
+  return static_cast<int>(indices.size());
+}
+
+int count_draft_layers(const std::filesystem::path& checkpoint) {
+  return count_mtp_layers(Checkpoint::open(checkpoint));
 }
 
 }  // namespace deltaic

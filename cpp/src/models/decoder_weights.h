@@ -47,4 +47,20 @@ std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& co
 std::shared_ptr<const DecoderWeights> make_dummy_weights(const ModelConfig& config, WeightPlacement placement,
                                                          std::uint64_t seed);
 
+// The draft module (model-spec section 14): what it reads, and its layer and final norm as a decoder of one layer with
+// the embedding and the head of the model.
+struct MtpWeights {
+  Tensor embedding_norm, hidden_norm;  // [hidden_size] f32
+  ops::Weight fc;                      // [hidden_size, 2 * hidden_size]
+  DecoderWeights block;                // num_bytes: of the module's own tensors
+};
+
+// Takes the mtp.* tensors. Throws as load_decoder_weights does, Unsupported on CUDA and where there is not exactly one
+// layer.
+std::shared_ptr<const MtpWeights> load_mtp_weights(const ModelConfig& config, const Checkpoint& checkpoint,
+                                                   const DecoderWeights& target);
+
+// Layers of the draft module that a checkpoint has.
+int count_mtp_layers(const Checkpoint& checkpoint);
+
 }  // namespace deltaic

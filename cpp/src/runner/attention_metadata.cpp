@@ -24,12 +24,15 @@ void build_step_inputs(const InputBatch& batch, int num_rows, bool use_last_samp
     const auto positions = inputs.positions.begin() + start;
     std::iota(positions, positions + row.num_scheduled_tokens, std::int64_t{row.num_computed_tokens});
 
-    const int num_known = std::clamp(row.num_tokens() - row.num_computed_tokens, 0, row.num_scheduled_tokens);
+    const int num_own = row.num_scheduled_tokens - row.num_draft_tokens;
+    const int num_known = std::clamp(row.num_tokens() - row.num_computed_tokens, 0, num_own);
     const auto ids = inputs.input_token_ids.begin() + start;
     std::copy_n(row.token_ids.begin() + std::min(row.num_computed_tokens, row.num_tokens()), num_known, ids);
-    std::fill(ids + num_known, ids + row.num_scheduled_tokens, 0);
-    if (use_last_sampled && row.seq_len() > row.prefill_length)
-      ids[row.num_scheduled_tokens - 1] = batch.last_sampled_tokens()[static_cast<std::size_t>(i)];
+    std::fill(ids + num_known, ids + num_own, 0);
+    if (use_last_sampled && row.num_computed_tokens + num_own > row.prefill_length)
+      ids[num_own - 1] = batch.last_sampled_tokens()[static_cast<std::size_t>(i)];
+    for (int j = 0; j < row.num_draft_tokens; ++j)
+      ids[num_own + j] = std::max(row.scheduled_draft_ids[static_cast<std::size_t>(j)], 0);
   }
 }
 

@@ -7,8 +7,9 @@ namespace deltaic {
 RowRegion region_of(const BatchRow& row) {
   if (row.num_scheduled_tokens == 0) return RowRegion::idle;
   if (row.num_computed_tokens == 0) return RowRegion::prefill;
-  const bool is_past_prompt = row.num_computed_tokens >= row.num_prompt_tokens && !row.is_partial_prefill();
-  if (is_past_prompt && row.num_scheduled_tokens == 1 + row.num_draft_tokens) return RowRegion::decode;
+  const bool is_past_prompt = row.num_computed_tokens >= row.num_prompt_tokens || row.num_draft_tokens > 0;
+  const bool is_one_token = row.num_scheduled_tokens == 1 + row.num_draft_tokens;
+  if (is_past_prompt && is_one_token && !row.is_partial_prefill()) return RowRegion::decode;
   return row.num_scheduled_tokens > 1 ? RowRegion::long_extend : RowRegion::short_extend;
 }
 

@@ -14,7 +14,7 @@ namespace deltaic {
 enum class RowRegion : std::uint8_t { decode, short_extend, long_extend, prefill, idle };
 inline constexpr int kNumRegions = 5;
 
-// decode        past its prompt, reaches its newest token, and scheduled = 1 + drafts
+// decode        past its prompt or with drafts, reaches its newest token, and scheduled = 1 + drafts
 // prefill       nothing computed yet
 // long_extend   more than one token behind a context
 // short_extend  one token behind a context, inside what was known at admission

@@ -31,9 +31,9 @@ void readmit(BatchRow& row, const CachedRequestData& cached, std::size_t index) 
   row.token_ids.resize(static_cast<std::size_t>(num_tokens_kept(row, cached, index)));
   row.num_computed_tokens = cached.num_computed_tokens[index];
   row.prefill_length = row.num_tokens();
-  row.num_accepted_tokens = 1;
   row.num_uploaded_blocks = 0;
   row.is_in_sampler = false;
+  row.forget_drafts();
 }
 
 void update_cached(const CachedRequestData& cached, InputBatch& batch, PreemptedRows& preempted) {
@@ -57,7 +57,7 @@ void update_cached(const CachedRequestData& cached, InputBatch& batch, Preempted
     if (is_resumed)
       readmit(batch.row(row), cached, i);
     else
-      batch.row(row).num_computed_tokens = cached.num_computed_tokens[i];
+      batch.row(row).num_computed_tokens = batch.row(row).true_num_computed(cached.num_computed_tokens[i]);
     if (block_ids == nullptr) continue;
     for (int group = 0; group < batch.num_groups(); ++group) {
       const auto& ids = (*block_ids)[static_cast<std::size_t>(group)];
@@ -84,6 +84,7 @@ void set_scheduled_tokens(const SchedulerOutput& step, InputBatch& batch) {
   for (int i = 0; i < batch.num_reqs(); ++i) {
     batch.row(i).num_scheduled_tokens = 0;
     batch.row(i).num_draft_tokens = 0;
+    batch.row(i).scheduled_draft_ids.clear();
   }
   for (const auto& [req_id, count] : step.num_scheduled_tokens)
     if (const int row = batch.find(req_id); row >= 0) batch.row(row).num_scheduled_tokens = count;

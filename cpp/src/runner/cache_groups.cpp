@@ -132,7 +132,11 @@ CacheGroups resolve_cache_groups(const ModelConfig& model, const KVCacheConfig& 
     const std::string& group_name = groups.group_names.back();
     DELTAIC_CHECK(is_attention || is_mamba_group(group), "KV-cache group ", i, " has no layer spec");
     if (is_attention) {
-      if (groups.full_attn_group < 0 && !group.is_eagle_group) groups.full_attn_group = static_cast<int>(i);
+      const bool is_target = groups.full_attn_group < 0 && !group.is_eagle_group;
+      if (is_target)
+        groups.full_attn_group = static_cast<int>(i);
+      else if (groups.draft_group < 0 && options.num_speculative_tokens > 0)
+        groups.draft_group = static_cast<int>(i);
     } else {
       if (groups.gdn_group >= 0) throw Unsupported(group_name + ": a second mamba group is not supported");
       groups.gdn_group = static_cast<int>(i);
@@ -155,6 +159,16 @@ CacheGroups resolve_cache_groups(const ModelConfig& model, const KVCacheConfig& 
   }
   groups.fa_page_size_bytes =
       std::visit([](const auto& spec) { return spec.page_size_bytes(); }, kv_cache.groups[full_attn].spec);
+
+  if (groups.draft_group >= 0) {
+    const auto draft = static_cast<std::size_t>(groups.draft_group);
+    const std::string& draft_name = groups.group_names[draft];
+    groups.draft_spec = layer_specs<FullAttentionSpec>(kv_cache.groups[draft], draft_name, 1).front();
+    check_attention_spec(groups.draft_spec, model, draft_name);
+    DELTAIC_CHECK(groups.draft_spec.block_size == groups.block_size(), draft_name, ": block_size is ",
+                  groups.draft_spec.block_size, ", the target's is ", groups.block_size(),
+                  "; the draft module uses the target's blocks");
+  }
 
   DELTAIC_CHECK((groups.gdn_group >= 0) == (num_gdn_layers > 0), "the model has ", num_gdn_layers,
                 " recurrent layers, and the KV-cache config has ", groups.gdn_group >= 0 ? "a" : "no", " mamba group");

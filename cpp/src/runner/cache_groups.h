@@ -12,8 +12,10 @@ namespace deltaic {
 struct CacheGroups {
   int full_attn_group = -1;                        // the first full-attention group that is not marked as draft
   int gdn_group = -1;                              // -1: the model has no recurrent layers
+  int draft_group = -1;                            // of the draft module; -1: no drafts are made
   std::vector<FullAttentionSpec> attention_specs;  // one a full-attention layer, in layer order
   std::vector<MambaSpec> state_specs;              // one a GDN layer
+  FullAttentionSpec draft_spec;                    // with a draft group; its blocks have the ids of the target's
   std::int64_t fa_page_size_bytes = 0;             // of the group's spec
   int num_running_slots = 0;                       // 0 without GDN layers, like num_snapshot_slots
   int num_snapshot_slots = 0;
@@ -28,7 +30,8 @@ struct CacheGroups {
 bool is_mamba_group(const KVCacheGroupSpec& group);
 
 // Finds the groups and checks them against the model and the options. Throws InvalidArgument or Unsupported naming the
-// group, the field and the numbers. A model without a mamba group has full attention in every layer; its layer_kinds
+// group, the field and the numbers. With num_speculative_tokens, the next full-attention group is the draft module's;
+// without it, none is. A model without a mamba group has full attention in every layer; its layer_kinds
 // may be empty.
 CacheGroups resolve_cache_groups(const ModelConfig& model, const KVCacheConfig& kv_cache, const RunnerOptions& options);
 

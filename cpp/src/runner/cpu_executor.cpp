@@ -1,6 +1,7 @@
 #include "cpp/src/runner/cpu_executor.h"
 
 #include <cstring>
+#include <utility>
 
 #include "cpp/src/check.h"
 
@@ -23,8 +24,13 @@ TensorView view_of(const std::vector<std::uint8_t>& values) {
 CpuExecutor::CpuExecutor(const ExecutorParts& parts)
     : parts_(parts),
       decoder_(parts.model, parts.weights, parts.ctx, decoder_limits(parts.options)),
-      sampler_(parts.model.vocab_size, parts.options.max_num_reqs, parts.ctx),
-      copier_(parts.caches.state()) {}
+      sampler_(parts.model.vocab_size, parts.options.max_num_reqs * (1 + parts.options.num_speculative_tokens),
+               parts.ctx),
+      copier_(parts.caches.state()) {
+  if (parts.mtp_weights != nullptr)
+    drafter_.emplace(parts.model, parts.mtp_weights, parts.ctx, parts.options, parts.caches.draft(),
+                     parts.groups.block_size());
+}
 
 void CpuExecutor::forward(const StepPlan& plan) {
   copy_states(plan.copies_before);
@@ -40,7 +46,10 @@ void CpuExecutor::forward(const StepPlan& plan) {
   if (parts_.groups.gdn_group >= 0)
     step.gdn = {.query_start_loc = step.query_start_loc,
                 .state_indices = view_of(plan.gdn.view.state_indices),
-                .has_initial_state = view_of(plan.gdn.has_initial_state)};
+                .has_initial_state = view_of(plan.gdn.has_initial_state),
+                .num_accepted = view_of(plan.gdn.view.num_accepted_tokens),
+                .num_draft_tokens = parts_.options.num_speculative_tokens};
+  if (parts_.options.num_speculative_tokens == 0) step.gdn.num_accepted = {};
   HybridDecoder::Observer observer;
   if (hook_ != nullptr) {
     show_step(plan);
@@ -60,13 +69,14 @@ void CpuExecutor::forward(const StepPlan& plan) {
 }
 
 void CpuExecutor::copy_states(std::span<const SlotCopy> copies) {
-  for (const SlotCopy& copy : copies) copier_.add(copy.from, copy.to);
+  for (const SlotCopy& copy : copies) copier_.add(copy.from, copy.to, copy.column);
   copier_.run(parts_.ctx);
 }
 
 AsyncModelRunnerOutput CpuExecutor::sample(const StepPlan& plan) {
-  ModelRunnerOutput output =
-      sampler_.sample(decoder_, hidden_states_, plan.inputs, plan.num_rows, parts_.planner.batch());
+  InputBatch& batch = parts_.planner.batch();
+  ModelRunnerOutput output = sampler_.sample(decoder_, hidden_states_, plan.inputs, plan.num_rows, batch);
+  if (drafter_) drafter_->run(plan, hidden_states_, batch.block_table(parts_.groups.full_attn_group), batch, output);
   if (hook_ != nullptr) {
     std::vector<std::int32_t> token_ids;
     for (const auto& sampled : output.sampled_token_ids) token_ids.push_back(sampled.empty() ? -1 : sampled.back());
@@ -77,6 +87,9 @@ AsyncModelRunnerOutput CpuExecutor::sample(const StepPlan& plan) {
 
 void CpuExecutor::set_hook(std::shared_ptr<StepHook> hook) {
   const std::int64_t num_tokens = parts_.options.max_num_batched_tokens, hidden_size = parts_.model.hidden_size;
+  if (hook != nullptr && parts_.options.num_speculative_tokens > 0)
+    throw Unsupported(detail::concat("a step hook sees one token a request, num_speculative_tokens is ",
+                                     parts_.options.num_speculative_tokens, ": use 0"));
   if (hook != nullptr) {
     const int layer = hook->hidden_layer(), last = parts_.model.num_layers + 1;
     DELTAIC_CHECK(-1 <= layer && layer <= last, "hidden_layer is ", layer, ", the model has 0 to ", last);

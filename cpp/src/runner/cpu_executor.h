@@ -5,6 +5,7 @@
 
 #include <deltaic/step_hook.h>
 
+#include "cpp/src/runner/drafter.h"
 #include "cpp/src/runner/sampling.h"
 #include "cpp/src/runner/state_copies.h"
 #include "cpp/src/runner/step_executor.h"
@@ -29,6 +30,7 @@ class CpuExecutor : public StepExecutor {
   ExecutorParts parts_;
   HybridDecoder decoder_;
   StepSampler sampler_;
+  std::optional<Drafter> drafter_;  // with a draft group
   StateCopier copier_;
   TensorView hidden_states_;  // of the last forward
 

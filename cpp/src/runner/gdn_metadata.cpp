@@ -23,15 +23,23 @@ void validate_gdn_state_indices(std::span<const std::int32_t> indices, int requi
   }
 }
 
-void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes,
+void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes, bool with_speculation,
                         std::span<const std::int32_t> query_start_loc, int num_slots, GdnMetadata& metadata) {
   GdnMetadataView& view = metadata.view;
-  view.num_decodes = num_decodes;
+  const int first_prefill_token = query_start_loc[static_cast<std::size_t>(num_decodes)];
+  view.num_spec_decodes = view.num_spec_decode_tokens = 0;
+  for (int i = 0; i < num_decodes; ++i)
+    if (const BatchRow& row = batch.row(i); row.num_draft_tokens > 0) {
+      ++view.num_spec_decodes;
+      view.num_spec_decode_tokens += row.num_scheduled_tokens;
+    }
+  view.num_decodes = num_decodes - view.num_spec_decodes;
   view.num_prefills = num_rows - num_decodes;
-  view.num_decode_tokens = query_start_loc[static_cast<std::size_t>(num_decodes)];
-  view.num_prefill_tokens = query_start_loc[static_cast<std::size_t>(num_rows)] - view.num_decode_tokens;
+  view.num_decode_tokens = first_prefill_token - view.num_spec_decode_tokens;
+  view.num_prefill_tokens = query_start_loc[static_cast<std::size_t>(num_rows)] - first_prefill_token;
   view.state_indices.clear();
   view.has_initial_state.clear();
+  view.num_accepted_tokens.clear();
   metadata.has_initial_state.clear();
   for (int i = 0; i < num_rows; ++i) {
     const BatchRow& row = batch.row(i);
@@ -39,12 +47,13 @@ void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes,
     view.state_indices.push_back(row.state_slot);
     view.has_initial_state.push_back(has_initial_state);
     metadata.has_initial_state.push_back(has_initial_state ? 1 : 0);
+    if (with_speculation) view.num_accepted_tokens.push_back(i < num_decodes ? row.num_accepted_tokens : 0);
   }
   validate_gdn_state_indices(view.state_indices, num_rows, num_slots);
   view.prefill_state_indices.assign(view.state_indices.begin() + num_decodes, view.state_indices.end());
   view.prefill_query_start_loc.clear();
   for (int i = num_decodes; i <= num_rows; ++i)
-    view.prefill_query_start_loc.push_back(query_start_loc[static_cast<std::size_t>(i)] - view.num_decode_tokens);
+    view.prefill_query_start_loc.push_back(query_start_loc[static_cast<std::size_t>(i)] - first_prefill_token);
 }
 
 }  // namespace deltaic

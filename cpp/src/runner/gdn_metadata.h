@@ -17,8 +17,9 @@ struct GdnMetadata {
 
 // Of the first num_rows rows, in row order: num_decodes of them are decodes and come first, the others are prefills.
 // has_initial_state = computed > 0. Every row must own a state slot; the indices are validated against num_slots.
+// With speculation all decodes are verified, with drafts or without: only so they start behind what was accepted.
 //   query_start_loc  [num_rows + 1] of the step
-void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes,
+void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes, bool with_speculation,
                         std::span<const std::int32_t> query_start_loc, int num_slots, GdnMetadata& metadata);
 
 }  // namespace deltaic

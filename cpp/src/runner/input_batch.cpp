@@ -62,7 +62,7 @@ int InputBatch::add(BatchRow new_row, std::span<const std::vector<int>> block_id
   }
   assert(target < max_num_reqs());
   index_.emplace(new_row.req_id, target);
-  new_row.num_accepted_tokens = 1;
+  new_row.forget_drafts();
   new_row.slot = free_slots_.back();
   free_slots_.pop_back();
   new_row.num_uploaded_blocks = 0;

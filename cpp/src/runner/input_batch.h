@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -21,9 +22,17 @@ struct BatchRow {
   int num_prompt_tokens = 0;
   int prefill_length = 0;  // tokens known at admission: prompt, and output when the request comes back
   int num_computed_tokens = 0;
-  int num_scheduled_tokens = 0;  // of the current step; 0: the request does not run
-  int num_draft_tokens = 0;      // of num_scheduled_tokens
-  int num_accepted_tokens = 1;
+  int num_scheduled_tokens = 0;                   // of the current step; 0: the request does not run
+  int num_draft_tokens = 0;                       // of num_scheduled_tokens, the last ones
+  int num_accepted_tokens = 1;                    // of its last verified step
+  std::vector<std::int32_t> scheduled_draft_ids;  // [num_draft_tokens] of the current step; -1: a placeholder
+  std::vector<std::int32_t> draft_token_ids;      // made by its last step, behind token_ids
+
+  // Of its last step: whether it was verified (GdnSequences::num_accepted), where it began, and whether its tokens were
+  // chosen.
+  bool was_verified = false;
+  int verified_begin = 0;
+  bool was_sampled = false;
   int state_slot = -1;  // its first running slot; -1: none yet
   SamplingParams sampling_params;
   std::uint64_t seed = 0;
@@ -34,11 +43,23 @@ struct BatchRow {
   int num_uploaded_blocks = 0;  // of the attention group
   bool is_in_sampler = false;   // params and all of token_ids but those in flight
 
+  // Nothing of the drafts of its earlier life is left.
+  void forget_drafts() {
+    num_accepted_tokens = 1;
+    scheduled_draft_ids.clear(), draft_token_ids.clear();
+    was_verified = was_sampled = false;
+    verified_begin = 0;
+  }
   int num_tokens() const { return static_cast<int>(token_ids.size()); }
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
   int seq_len() const { return num_computed_tokens + num_scheduled_tokens; }
   // The step does not reach the newest known token: nothing is sampled.
   bool is_partial_prefill() const { return seq_len() < num_tokens(); }
+  // Where the row really begins when the scheduler says `scheduled`: one that is ahead of the output counts all drafts
+  // in flight as accepted.
+  int true_num_computed(int scheduled) const {
+    return was_verified && was_sampled ? std::min(scheduled, num_tokens() - 1) : scheduled;
+  }
   std::span<const std::int32_t> prompt_token_ids() const {
     return std::span(token_ids).first(static_cast<std::size_t>(num_prompt_tokens));
   }

@@ -69,15 +69,9 @@ KvCaches::KvCaches(const ModelConfig& model, const CacheGroups& groups, std::int
         groups.gdn_group >= 0 && model.layer_kinds[static_cast<std::size_t>(layer)] == LayerKind::linear_attention;
     if (!is_gdn) {
       const FullAttentionSpec& spec = groups.attention_specs[next_attention++];
-      const auto element_bytes = static_cast<std::int64_t>(size_of(spec.dtype));
-      const std::int64_t page_bytes = spec.page_size_bytes();
-      const std::vector<std::int64_t> block{spec.block_size, spec.num_kv_heads, spec.head_size};
-      auto* data = static_cast<std::byte*>(allocate(num_blocks * page_bytes, spec.dtype, options));
-      const auto at = [&](std::int64_t offset) {
-        return strided_rows(data + offset, spec.dtype, num_blocks, block, page_bytes / element_bytes, options.device);
-      };
-      attention_.push_back({.k = at(0), .v = at(product(block) * element_bytes), .layer = layer});
-      attention_views_.push_back({attention_.back().k, attention_.back().v});
+      const AttentionCacheViews pages = allocate_pages(spec, num_blocks, options);
+      attention_.push_back({.k = pages.k, .v = pages.v, .layer = layer});
+      attention_views_.push_back(pages);
     } else {
       const MambaSpec& spec = groups.state_specs[next_state++];
       const std::int64_t num_slots = groups.num_state_slots();
@@ -100,6 +94,19 @@ KvCaches::KvCaches(const ModelConfig& model, const CacheGroups& groups, std::int
       state_views_.push_back({state_.back().conv, state_.back().temporal});
     }
   }
+  if (groups.draft_group >= 0) draft_ = allocate_pages(groups.draft_spec, num_blocks, options);
+}
+
+AttentionCacheViews KvCaches::allocate_pages(const FullAttentionSpec& spec, std::int64_t num_blocks,
+                                             const RunnerOptions& options) {
+  const auto element_bytes = static_cast<std::int64_t>(size_of(spec.dtype));
+  const std::int64_t page_bytes = spec.page_size_bytes();
+  const std::vector<std::int64_t> block{spec.block_size, spec.num_kv_heads, spec.head_size};
+  auto* data = static_cast<std::byte*>(allocate(num_blocks * page_bytes, spec.dtype, options));
+  const auto at = [&](std::int64_t offset) {
+    return strided_rows(data + offset, spec.dtype, num_blocks, block, page_bytes / element_bytes, options.device);
+  };
+  return {.k = at(0), .v = at(product(block) * element_bytes)};
 }
 
 void* KvCaches::allocate(std::int64_t num_bytes, DType dtype, const RunnerOptions& options) {

@@ -24,17 +24,22 @@ class KvCaches {
   const std::vector<ModelRunner::LayerKvCache>& attention() const { return attention_; }
   const std::vector<ModelRunner::LayerStateCache>& state() const { return state_; }
   CacheViews views() const { return {attention_views_, state_views_}; }
+  // Of the draft module; without memory when there is none.
+  const AttentionCacheViews& draft() const { return draft_; }
   std::int64_t num_bytes() const { return num_bytes_; }
 
  private:
   // Memory for num_bytes bytes of `dtype`.
   void* allocate(std::int64_t num_bytes, DType dtype, const RunnerOptions& options);
+  AttentionCacheViews allocate_pages(const FullAttentionSpec& spec, std::int64_t num_blocks,
+                                     const RunnerOptions& options);
 
   std::vector<Buffer> buffers_;
   std::vector<ModelRunner::LayerKvCache> attention_;
   std::vector<ModelRunner::LayerStateCache> state_;
   std::vector<AttentionCacheViews> attention_views_;
   std::vector<StateCacheViews> state_views_;
+  AttentionCacheViews draft_;
   std::int64_t num_bytes_ = 0;
 };
 

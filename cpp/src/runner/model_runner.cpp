@@ -13,6 +13,7 @@
 #include "cpp/src/core/thread_pool.h"
 #include "cpp/src/loader/checkpoint.h"
 #include "cpp/src/models/decoder_weights.h"
+#include "cpp/src/models/dense_draft.h"
 #include "cpp/src/models/dense_forward.h"
 #include "cpp/src/runner/cache_groups.h"
 #include "cpp/src/runner/cpu_executor.h"
@@ -76,7 +77,23 @@ WeightPlacement placement_of(const ModelConfig& model, const RunnerOptions& opti
   return {.device = options.device, .dtype = is_bf16 ? DType::bf16 : options.dtype};
 }
 
-using MakeWeights = std::function<std::shared_ptr<const DecoderWeights>(const ModelConfig&, WeightPlacement)>;
+struct RunnerWeights {
+  std::shared_ptr<const DecoderWeights> decoder;
+  std::shared_ptr<const MtpWeights> mtp;  // null without a draft group
+};
+using MakeWeights = std::function<RunnerWeights(const ModelConfig&, WeightPlacement, bool with_mtp)>;
+
+RunnerWeights dummy_weights(const ModelConfig& model, WeightPlacement placement, bool with_mtp) {
+  if (with_mtp) throw Unsupported("dummy_weights have no draft module");
+  return {.decoder = make_dummy_weights(model, placement, kDummySeed), .mtp = nullptr};
+}
+
+RunnerWeights load_weights(const ModelConfig& model, const Checkpoint& checkpoint, WeightPlacement placement,
+                           bool with_mtp) {
+  RunnerWeights weights{.decoder = load_decoder_weights(model, checkpoint, placement), .mtp = nullptr};
+  if (with_mtp) weights.mtp = load_mtp_weights(model, checkpoint, *weights.decoder);
+  return weights;
+}
 
 }  // namespace
 
@@ -88,7 +105,7 @@ struct ModelRunner::Impl {
         options(runner_options),
         groups(resolve_cache_groups(model, kv_cache, options)),
         engine(options),
-        weights(make_weights(model, placement_of(model, options))),
+        weights(make_weights(model, placement_of(model, options), groups.draft_group >= 0)),
         caches(model, groups, kv_cache.num_blocks, options),
         planner(groups, options, kv_cache.num_blocks, model.vocab_size),
         executor(make_executor()) {}
@@ -111,7 +128,7 @@ struct ModelRunner::Impl {
   RunnerOptions options;
   CacheGroups groups;
   Engine engine;
-  std::shared_ptr<const DecoderWeights> weights;
+  RunnerWeights weights;
   KvCaches caches;
   StepPlanner planner;
   std::unique_ptr<StepExecutor> executor;
@@ -133,7 +150,8 @@ std::unique_ptr<StepExecutor> ModelRunner::Impl::make_executor() {
                             .groups = groups,
                             .ctx = engine.ctx,
                             .stream = engine.stream ? &*engine.stream : nullptr,
-                            .weights = weights,
+                            .weights = weights.decoder,
+                            .mtp_weights = weights.mtp,
                             .caches = caches,
                             .planner = planner};
   if (options.device.type == DeviceType::cpu) return std::make_unique<CpuExecutor>(parts);
@@ -163,18 +181,19 @@ ModelRunner::ModelRunner(const std::filesystem::path& checkpoint, const KVCacheC
                          const RunnerOptions& options)
     : impl_(Impl::make(
           load_model_config(checkpoint),
-          [&](const ModelConfig& model, WeightPlacement placement) {
-            return options.dummy_weights ? make_dummy_weights(model, placement, kDummySeed)
-                                         : load_decoder_weights(model, Checkpoint::open(checkpoint), placement);
+          [&](const ModelConfig& model, WeightPlacement placement, bool with_mtp) {
+            return options.dummy_weights ? dummy_weights(model, placement, with_mtp)
+                                         : load_weights(model, Checkpoint::open(checkpoint), placement, with_mtp);
           },
           kv_cache, options)) {}
 ModelRunner::ModelRunner(const ModelConfig& model, const TensorMap& tensors, const KVCacheConfig& kv_cache,
                          const RunnerOptions& options)
     : impl_(Impl::make(
           model,
-          [&](const ModelConfig& complete, WeightPlacement placement) {
-            return options.dummy_weights ? make_dummy_weights(complete, placement, kDummySeed)
-                                         : load_decoder_weights(complete, Checkpoint::from_memory(tensors), placement);
+          [&](const ModelConfig& complete, WeightPlacement placement, bool with_mtp) {
+            return options.dummy_weights
+                       ? dummy_weights(complete, placement, with_mtp)
+                       : load_weights(complete, Checkpoint::from_memory(tensors), placement, with_mtp);
           },
           kv_cache, options)) {}
 ModelRunner::~ModelRunner() = default;
@@ -196,7 +215,10 @@ int ModelRunner::gdn_group_id() const { return impl_->groups.gdn_group; }
 std::int64_t ModelRunner::num_blocks() const { return impl_->kv_cache.num_blocks; }
 std::int64_t ModelRunner::fa_page_size_bytes() const { return impl_->groups.fa_page_size_bytes; }
 int ModelRunner::num_state_slots() const { return impl_->groups.num_state_slots(); }
-std::int64_t ModelRunner::weight_bytes() const { return impl_->weights->num_bytes; }
+std::int64_t ModelRunner::weight_bytes() const {
+  const RunnerWeights& weights = impl_->weights;
+  return weights.decoder->num_bytes + (weights.mtp ? weights.mtp->block.num_bytes : 0);
+}
 std::int64_t ModelRunner::cache_bytes() const { return impl_->caches.num_bytes(); }
 const std::vector<ModelRunner::LayerKvCache>& ModelRunner::attn_kv() const { return impl_->caches.attention(); }
 const std::vector<ModelRunner::LayerStateCache>& ModelRunner::gdn_state() const { return impl_->caches.state(); }
@@ -219,7 +241,16 @@ const AttentionMetadataView& ModelRunner::last_attn_meta() const {
 DenseForwardOutput ModelRunner::dense_forward(std::span<const std::int32_t> token_ids, bool with_hidden,
                                               std::span<const std::int64_t> positions) {
   const cuda::CurrentDevice device(impl_->options.device);
-  return deltaic::dense_forward(impl_->model, impl_->weights, impl_->engine.ctx, token_ids, with_hidden, positions);
+  return deltaic::dense_forward(impl_->model, impl_->weights.decoder, impl_->engine.ctx, token_ids, with_hidden,
+                                positions);
+}
+
+DenseDraftOutput ModelRunner::dense_draft(std::span<const std::int32_t> token_ids, std::int32_t next_token,
+                                          int num_drafts) {
+  const RunnerWeights& weights = impl_->weights;
+  DELTAIC_CHECK(weights.mtp != nullptr, "the runner has no draft group, or num_speculative_tokens is 0");
+  return deltaic::dense_draft(impl_->model, weights.decoder, weights.mtp, impl_->engine.ctx, token_ids, next_token,
+                              num_drafts);
 }
 
 }  // namespace deltaic

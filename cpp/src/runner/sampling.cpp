@@ -23,7 +23,7 @@ ModelRunnerOutput StepSampler::sample(HybridDecoder& decoder, const TensorView& 
                                       int num_rows, InputBatch& batch) {
   ModelRunnerOutput output;
   output.sampled_token_ids.resize(static_cast<std::size_t>(num_rows));
-  hidden_rows_.clear(), sampled_rows_.clear(), sampler_rows_.clear();
+  hidden_rows_.clear(), sampled_rows_.clear(), draft_rows_.clear();
   for (int i = 0; i < num_rows; ++i) {
     const BatchRow& row = batch.row(i);
     output.req_ids.push_back(row.req_id);
@@ -39,31 +39,42 @@ ModelRunnerOutput StepSampler::sample(HybridDecoder& decoder, const TensorView& 
   }
   if (sampled_rows_.empty()) return output;
 
+  // Each row has its drafts behind its tokens while they are verified.
   hidden_rows_.clear();
-  for (const int i : sampled_rows_) hidden_rows_.push_back(inputs.logits_indices[static_cast<std::size_t>(i)]);
-  const TensorView step_logits = logits(static_cast<std::int64_t>(sampled_rows_.size()));
+  for (const int i : sampled_rows_) {
+    BatchRow& row = batch.row(i);
+    row.token_ids.insert(row.token_ids.end(), row.scheduled_draft_ids.begin(), row.scheduled_draft_ids.end());
+    for (int j = 0; j <= row.num_draft_tokens; ++j)
+      hidden_rows_.push_back(inputs.logits_indices[static_cast<std::size_t>(i)] - row.num_draft_tokens + j);
+  }
+  const TensorView step_logits = logits(static_cast<std::int64_t>(hidden_rows_.size()));
   decoder.compute_logits(hidden_states, view_of(hidden_rows_), step_logits);
-  for (std::size_t i = 0; i < sampled_rows_.size(); ++i) {
-    const BatchRow& row = batch.row(sampled_rows_[i]);
-    const auto index = static_cast<std::int64_t>(i);
-    sampler_rows_.push_back({.logits = step_logits.slice(index, index + 1).reshape({vocab_size_}),
-                             .params = &row.sampling_params,
-                             .prompt_token_ids = row.prompt_token_ids(),
-                             .output_token_ids = row.output_token_ids(),
-                             .seed = row.seed});
+  std::int64_t first_logits = 0;
+  for (const int i : sampled_rows_) {
+    const BatchRow& row = batch.row(i);
+    const std::int64_t end_logits = first_logits + 1 + row.num_draft_tokens;
+    draft_rows_.push_back({.logits = step_logits.slice(first_logits, end_logits),
+                           .params = &row.sampling_params,
+                           .prompt_token_ids = row.prompt_token_ids(),
+                           .output_token_ids = row.output_token_ids(),
+                           .num_drafts = row.num_draft_tokens,
+                           .seed = row.seed});
+    first_logits = end_logits;
   }
 
-  std::vector<ops::SampledToken> tokens = ops::sample(ctx_, sampler_rows_);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const int row = sampled_rows_[i];
-    const std::string& req_id = batch.row(row).req_id;
-    if (!tokens[i].is_finite) {
-      output.failed_req_ids.push_back(req_id);
+  std::vector<ops::VerifiedTokens> results = ops::verify_drafts(ctx_, draft_rows_);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const int index = sampled_rows_[i];
+    BatchRow& row = batch.row(index);
+    row.token_ids.resize(row.token_ids.size() - row.scheduled_draft_ids.size());
+    if (!results[i].is_finite) {
+      output.failed_req_ids.push_back(row.req_id);
       continue;
     }
-    batch.append_sampled_token(row, tokens[i].token_id);
-    output.sampled_token_ids[static_cast<std::size_t>(row)].push_back(tokens[i].token_id);
-    if (tokens[i].logprobs) output.logprobs[req_id].push_back(std::move(*tokens[i].logprobs));
+    row.was_sampled = true;
+    for (const std::int32_t token_id : results[i].token_ids) batch.append_sampled_token(index, token_id);
+    output.sampled_token_ids[static_cast<std::size_t>(index)] = std::move(results[i].token_ids);
+    if (row.sampling_params.logprobs) output.logprobs[row.req_id] = std::move(results[i].logprobs);
   }
   return output;
 }

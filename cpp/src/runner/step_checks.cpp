@@ -31,8 +31,8 @@ class StepChecker {
     add_new();
     DELTAIC_CHECK(num_live_ <= context_.options.max_num_reqs, "the step makes ", num_live_,
                   " requests live, max_num_reqs is ", context_.options.max_num_reqs);
-    check_scheduled();
     check_drafts();
+    check_scheduled();
     for (const StateCopy& copy : step_.state_copies) check_copy(copy);
   }
 
@@ -193,7 +193,8 @@ class StepChecker {
       DELTAIC_CHECK(request != nullptr, "request ", req_id, " is scheduled, but the runner does not know it");
       if (count == 0) continue;
       num_running += count;
-      check_length(req_id, *request, count);
+      check_length(req_id, *request, count, num_drafts_of(req_id));
+      check_accepted(req_id, *request);
       if (!request->owns_slot) ++num_slots_needed;
     }
     DELTAIC_CHECK(total == step_.total_num_scheduled_tokens, "total_num_scheduled_tokens is ",
@@ -205,23 +206,56 @@ class StepChecker {
                     " live sequences, there are state slots for ", context_.slots->capacity());
   }
 
-  void check_length(const std::string& req_id, const Upcoming& request, int count) const {
+  int num_drafts_of(const std::string& req_id) const {
+    const auto found = step_.scheduled_spec_decode_tokens.find(req_id);
+    return found == step_.scheduled_spec_decode_tokens.end() ? 0 : static_cast<int>(found->second.size());
+  }
+
+  // The step before may have computed more than was accepted; what was accepted stands.
+  void check_accepted(const std::string& req_id, const Upcoming& request) const {
+    const int index = live_row(req_id);
+    if (index < 0 || !context_.batch.row(index).was_verified) return;
+    const BatchRow& row = context_.batch.row(index);
+    const int begin = row.verified_begin, computed = row.true_num_computed(request.num_computed_tokens);
+    DELTAIC_CHECK(computed > begin && computed <= begin + 1 + context_.options.num_speculative_tokens, "request ",
+                  req_id, " goes on at token ", computed, ", its last step verified tokens from ", begin, " on, with ",
+                  context_.options.num_speculative_tokens, " drafts at most");
+  }
+
+  void check_length(const std::string& req_id, const Upcoming& request, int count, int num_drafts) const {
     const std::int64_t seq_len = std::int64_t{request.num_computed_tokens} + count;
     DELTAIC_CHECK(seq_len <= context_.options.max_model_len, "request ", req_id, " would have ", seq_len,
                   " tokens, max_model_len is ", context_.options.max_model_len);
     // One token more may be in flight: a decode does not wait for the sample before it.
-    DELTAIC_CHECK(count == 1 || seq_len <= request.num_tokens, "request ", req_id, " is scheduled up to token ",
-                  seq_len, ", it has ", request.num_tokens);
+    DELTAIC_CHECK(count == 1 + num_drafts || seq_len <= request.num_tokens, "request ", req_id,
+                  " is scheduled up to token ", seq_len, ", it has ", request.num_tokens);
     const std::int64_t capacity = std::int64_t{request.num_blocks} * context_.groups.block_size();
     DELTAIC_CHECK(seq_len <= capacity, "request ", req_id, " has ", request.num_blocks, " blocks of ",
                   context_.groups.block_size(), " tokens, too few for ", seq_len);
   }
 
   void check_drafts() const {
-    for (const auto& [req_id, drafts] : step_.scheduled_spec_decode_tokens)
-      if (!drafts.empty())
-        throw Unsupported(detail::concat("request ", req_id, " has ", drafts.size(),
-                                         " draft tokens; speculative decoding is not supported"));
+    const int most = context_.options.num_speculative_tokens;
+    for (const auto& [req_id, drafts] : step_.scheduled_spec_decode_tokens) {
+      const Upcoming* request = find(req_id);
+      const auto scheduled = step_.num_scheduled_tokens.find(req_id);
+      if (drafts.empty() || (request == nullptr && ignored_.contains(req_id))) continue;
+      DELTAIC_CHECK(drafts.size() <= static_cast<std::size_t>(most), "request ", req_id, " has ", drafts.size(),
+                    " draft tokens, num_speculative_tokens is ", most);
+      DELTAIC_CHECK(request != nullptr && scheduled != step_.num_scheduled_tokens.end() &&
+                        scheduled->second == 1 + static_cast<int>(drafts.size()),
+                    "request ", req_id, " has ", drafts.size(), " draft tokens and ",
+                    scheduled == step_.num_scheduled_tokens.end() ? 0 : scheduled->second,
+                    " scheduled ones: one more than drafts is needed");
+      DELTAIC_CHECK(request->num_computed_tokens >= std::max(1, request->num_tokens - 1), "request ", req_id,
+                    " has draft tokens at token ", request->num_computed_tokens, ", before its newest, ",
+                    request->num_tokens - 1, ", or nothing computed");
+      for (const std::int32_t id : drafts)
+        DELTAIC_CHECK(id >= -1 && id < context_.vocab_size, "request ", req_id, " has the draft token ", id,
+                      ", outside the vocabulary of ", context_.vocab_size, " (-1 is a placeholder)");
+    }
+    DELTAIC_CHECK(!step_.num_drafts || (*step_.num_drafts >= 0 && *step_.num_drafts <= most), "num_drafts is ",
+                  step_.num_drafts.value_or(0), ", num_speculative_tokens is ", most);
   }
 
   void check_copy(const StateCopy& copy) const {
@@ -245,8 +279,13 @@ class StepChecker {
                     copy.num_tokens);
     } else {
       const int seq_len = request->num_computed_tokens + scheduled->second;
-      DELTAIC_CHECK(copy.num_tokens == seq_len, "state copy of request ", copy.req_id, ": a snapshot of ",
-                    copy.num_tokens, " tokens is wanted, the step ends at ", seq_len);
+      // A verified step leaves the state behind each of its tokens; it may begin earlier than the scheduler knows.
+      const bool is_verified = context_.options.num_speculative_tokens > 0 && scheduled->second >= 1 &&
+                               request->num_computed_tokens >= request->num_tokens - 1;
+      const int first =
+          is_verified ? request->num_computed_tokens + 1 - context_.options.num_speculative_tokens : seq_len;
+      DELTAIC_CHECK(copy.num_tokens >= first && copy.num_tokens <= seq_len, "state copy of request ", copy.req_id,
+                    ": a snapshot of ", copy.num_tokens, " tokens is wanted, the step ends at ", seq_len);
     }
   }
 

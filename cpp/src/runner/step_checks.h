@@ -25,8 +25,8 @@ struct StepContext {
   int vocab_size = 0;
 };
 
-// Throws InvalidArgument, naming the request and the numbers, for a step that the runner cannot run; Unsupported for
-// one with draft tokens. Changes nothing, so the runner stays usable for every request.
+// Throws InvalidArgument, naming the request and the numbers, for a step that the runner cannot run. Changes nothing,
+// so the runner stays usable for every request.
 void check_step(const SchedulerOutput& step, const StepContext& context);
 
 }  // namespace deltaic

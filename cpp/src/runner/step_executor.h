@@ -14,6 +14,8 @@
 
 namespace deltaic {
 
+struct MtpWeights;  // models/decoder_weights.h
+
 // How planned steps are run on a device. The CPU runs them at once (cpu_executor.h), CUDA on a
 // stream (cuda_executor.h).
 class StepExecutor {
@@ -40,6 +42,7 @@ struct ExecutorParts {
   const ops::Context& ctx;
   const cuda::Stream* stream;  // of ctx; null on the CPU
   std::shared_ptr<const DecoderWeights> weights;
+  std::shared_ptr<const MtpWeights> mtp_weights;  // null without a draft group
   const KvCaches& caches;
   StepPlanner& planner;
 };

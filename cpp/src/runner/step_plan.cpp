@@ -3,6 +3,7 @@
 #include "cpp/src/runner/attention_metadata.h"
 #include "cpp/src/runner/batch_update.h"
 #include "cpp/src/runner/step_checks.h"
+#include "cpp/src/runner/step_drafts.h"
 
 namespace deltaic {
 
@@ -27,6 +28,9 @@ const StepPlan& StepPlanner::plan(const SchedulerOutput& step) {
                     .num_blocks = num_blocks_,
                     .vocab_size = vocab_size_});
   update_batch(step, batch_, preempted_, slots_or_null());
+  const bool with_speculation = options_.num_speculative_tokens > 0;
+  if (with_speculation) take_drafts(step, options_.async_input_combine, batch_);
+  plan_.num_drafts = step.num_drafts.value_or(options_.num_speculative_tokens);
   const auto counts = reorder_.apply(batch_);
   plan_.num_rows = batch_.num_reqs() - counts[static_cast<std::size_t>(RowRegion::idle)];
   plan_.num_decodes = counts[static_cast<std::size_t>(RowRegion::decode)];
@@ -35,7 +39,7 @@ const StepPlan& StepPlanner::plan(const SchedulerOutput& step) {
   build_attention_metadata(batch_, plan_.num_rows, groups_.full_attn_group, groups_.block_size(), plan_.attention);
   plan_.attention.block_table.clear();
   if (slots_)
-    build_gdn_metadata(batch_, plan_.num_rows, plan_.num_decodes, plan_.inputs.query_start_loc,
+    build_gdn_metadata(batch_, plan_.num_rows, plan_.num_decodes, with_speculation, plan_.inputs.query_start_loc,
                        groups_.num_running_slots, plan_.gdn);
   plan_copies(step);
   return plan_;
@@ -50,11 +54,14 @@ void StepPlanner::assign_state_slots() {
 void StepPlanner::plan_copies(const SchedulerOutput& step) {
   plan_.copies_before.clear(), plan_.copies_after.clear();
   for (const StateCopy& copy : step.state_copies) {
-    const int running_slot = batch_.row(batch_.find(copy.req_id)).state_slot;
+    const BatchRow& row = batch_.row(batch_.find(copy.req_id));
     if (copy.kind == StateCopyKind::hit) {
-      plan_.copies_before.push_back({.from = copy.snapshot_slot, .to = running_slot});
+      plan_.copies_before.push_back({.from = copy.snapshot_slot, .to = row.state_slot});
     } else {
-      plan_.copies_after.push_back({.from = running_slot, .to = copy.snapshot_slot});
+      // What a verified step does not reach, or began behind, is another step's to copy.
+      const int column = row.was_verified ? copy.num_tokens - row.num_computed_tokens - 1 : 0;
+      if (column < 0 || copy.num_tokens > row.seq_len()) continue;
+      plan_.copies_after.push_back({.from = row.state_slot, .to = copy.snapshot_slot, .column = column});
       snapshot_tokens_[static_cast<std::size_t>(copy.snapshot_slot - groups_.num_running_slots)] = copy.num_tokens;
     }
   }

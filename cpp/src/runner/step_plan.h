@@ -19,6 +19,7 @@ namespace deltaic {
 // A copy of a recurrent state from one slot to another.
 struct SlotCopy {
   int from = 0, to = 0;
+  int column = 0;  // of a verified step: the state behind its token `column`, of the slots that begin at `from`
 };
 
 // What a step is: all that the host knows of it, the same on every device. It runs rows [0, num_rows) of the batch.
@@ -30,6 +31,7 @@ struct StepPlan {
   GdnMetadata gdn;
   std::vector<SlotCopy> copies_before;  // the forward: prefix hits
   std::vector<SlotCopy> copies_after;   // the forward: snapshots
+  int num_drafts = 0;                   // that are made for each request when the step was sampled
 };
 
 // Keeps the batch of a runner from step to step, and plans steps.

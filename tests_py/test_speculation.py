@@ -1,0 +1,191 @@
+"""Drafts change the speed, never a token: each request gives what it gives without them, exactly."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltaic import _core
+from deltaic.engine_config import EngineConfig
+from deltaic.llm import LLM
+from deltaic.sampling_params import SamplingParams
+from test_invariance import Job, make_engine, make_jobs, run
+from test_parity import load_golden, prompts_of
+from test_parity_drafts import WITH_MODULE, each_checkpoint
+
+SMALL = WITH_MODULE[-1]  # dense, float32
+
+
+def vocab_of(checkpoint: Path) -> int:
+    vocab: int = _core.load_model_config(checkpoint).vocab_size
+    return vocab
+
+
+def expected_of(checkpoint: Path, jobs: list[Job]) -> list[list[int]]:
+    """Return what each job gives alone and without drafts."""
+    engine = make_engine(checkpoint, speculative_tokens=0, async_scheduling=False, enable_prefix_caching=False)
+    return run(engine, jobs, at_once=1)
+
+
+def greedy_jobs(prompts: list[list[int]], max_tokens: int = 32) -> list[Job]:
+    return [Job(tuple(prompt), SamplingParams(temperature=0.0, max_tokens=max_tokens)) for prompt in prompts]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+@each_checkpoint
+def test_greedy_tokens_are_the_golden_ones(checkpoint: Path, num_drafts: int, async_scheduling: bool) -> None:
+    """D58"""
+    golden = load_golden(checkpoint)
+    jobs = greedy_jobs(prompts_of(golden))
+    expected = [golden[f"greedy_{i}"].tolist() for i in range(len(jobs))]
+    assert expected == expected_of(checkpoint, jobs)
+    for at_once in (1, None):
+        engine = make_engine(checkpoint, speculative_tokens=num_drafts, async_scheduling=async_scheduling)
+        assert run(engine, jobs, at_once=at_once) == expected
+        drafts = engine.stats().drafts
+        assert drafts.num_drafts > 0
+        assert drafts.num_draft_tokens > drafts.num_drafts * (num_drafts - 1)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("num_drafts", [1, 3, "auto"])
+def test_all_kinds_of_requests_give_the_same_tokens(num_drafts: int | str, async_scheduling: bool) -> None:
+    """Greedy and seeded, penalties and filters, over random steps; chunked prompts beside drafts."""
+    jobs = make_jobs(24, vocab_of(SMALL), seed=4)
+    expected = expected_of(SMALL, jobs)
+    engine = make_engine(
+        SMALL, speculative_tokens=num_drafts, async_scheduling=async_scheduling, max_num_batched_tokens=50
+    )
+    assert run(engine, jobs, arrivals=random.Random(7)) == expected
+    assert run(engine, jobs, arrivals=random.Random(8)) == expected  # now with hits
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@each_checkpoint
+def test_forced_preemptions_change_nothing(checkpoint: Path, async_scheduling: bool) -> None:
+    jobs = make_jobs(12, vocab_of(checkpoint), seed=5, longest=60)
+    engine = make_engine(
+        checkpoint,
+        speculative_tokens=3,
+        async_scheduling=async_scheduling,
+        max_model_len=88,
+        num_blocks=20,
+        max_num_seqs=6,
+        kv_cache_memory_bytes=64 << 20,
+    )
+    assert run(engine, jobs) == expected_of(checkpoint, jobs)
+    assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("mamba_block_size", [8, 16])
+def test_second_turns_hit_what_was_generated_with_drafts(mamba_block_size: int, async_scheduling: bool) -> None:
+    rng = random.Random(3)
+    engine = make_engine(
+        SMALL,
+        speculative_tokens=3,
+        async_scheduling=async_scheduling,
+        mamba_block_size=mamba_block_size,
+        num_snapshot_slots=40,
+        num_blocks=200,
+    )
+    first = greedy_jobs([[rng.randrange(256) for _ in range(length)] for length in range(5, 21)], max_tokens=40)
+    answers = run(engine, first)
+    turns = greedy_jobs(
+        [[*job.prompt, *answer, 1, 2, 3] for job, answer in zip(first, answers, strict=True)], max_tokens=24
+    )
+    before = engine.stats().cache.num_hit_tokens
+    assert run(engine, turns) == expected_of(SMALL, turns)
+    hits = engine.stats().cache.num_hit_tokens - before
+    # Each turn hits up to the last boundary that the answer came to.
+    assert hits == sum((len(turn.prompt) - 4) // mamba_block_size * mamba_block_size for turn in turns)
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 1, 5])
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_log_probabilities_are_those_without_drafts(num_logprobs: int, async_scheduling: bool) -> None:
+    """D88: one entry a token, beside requests without and parts of prompts."""
+
+    def logprobs(num_drafts: int) -> dict[str, list[Any]]:
+        engine = make_engine(
+            SMALL, speculative_tokens=num_drafts, async_scheduling=async_scheduling, max_num_batched_tokens=24
+        )
+        for i in range(6):
+            params = SamplingParams(
+                temperature=0.0, max_tokens=20, logprobs=None if i % 3 == 2 else num_logprobs, prompt_logprobs=1
+            )
+            engine.add_request(str(i), [7 * i + j for j in range(3 + 9 * i)], params)
+        entries: dict[str, list[Any]] = {str(i): [] for i in range(6)}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                assert output.logprobs is None or len(output.logprobs) == len(output.new_token_ids)
+                for entry in [*(output.logprobs or []), *(output.prompt_logprobs or [])]:
+                    if entry is not None:
+                        entries[output.req_id].append((entry.token_ids, entry.logprobs, entry.rank))
+        return entries
+
+    assert logprobs(3) == logprobs(0)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_token_that_stops_a_request_is_its_last(async_scheduling: bool) -> None:
+    """D91"""
+    golden = load_golden(SMALL)
+    prompt, greedy = golden["prompt_3"].tolist(), golden["greedy_3"].tolist()
+    for position in range(1, 20):
+        engine = make_engine(SMALL, speculative_tokens=3, async_scheduling=async_scheduling)
+        params = SamplingParams(temperature=0.0, max_tokens=32, stop_token_ids=[greedy[position]], logprobs=0)
+        engine.add_request("a", prompt, params)
+        tokens, num_logprobs = [], 0
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens += output.new_token_ids
+                num_logprobs += len(output.logprobs or [])
+        assert tokens == greedy[: greedy.index(greedy[position]) + 1]
+        assert num_logprobs == len(tokens)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+def test_the_bundled_model_gives_the_same_text_and_accepts_drafts(default_model: Path, num_drafts: int) -> None:
+    """D58: at temperature 0 with drafts as without, for 200 prompts in one queue."""
+    rng = random.Random(1)
+    openings = ["Once upon a time", "One day", "There was a", "The little", "In the morning", "Tom and", "Lily saw"]
+    words = ["dog", "cat", "bird", "tree", "ball", "house", "girl", "mouse", "sun", "rain", "cake", "frog", "hat"]
+    prompts = [f"{rng.choice(openings)} {rng.choice(words)} and the {rng.choice(words)}" for _ in range(200)]
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    count = 200 if num_drafts == 2 else 40
+    texts = {}
+    for drafts in (0, num_drafts):
+        llm = LLM(speculative_tokens=drafts, max_model_len=256, num_threads=2)
+        texts[drafts] = [output.outputs[0].token_ids for output in llm.generate(prompts[:count], params)]
+        metrics = llm.get_metrics()
+        if drafts:
+            assert metrics["spec_decode_mean_accepted_length"] > 1 + 0.3 * num_drafts
+            assert metrics["spec_decode_num_accepted_tokens_pos_0"] > 0
+        else:
+            assert metrics["spec_decode_num_drafts"] == 0
+    assert texts[0] == texts[num_drafts]
+
+
+def test_auto_drafts_where_the_checkpoint_has_the_module() -> None:
+    assert make_engine(SMALL).runner.options.num_speculative_tokens == 2
+    assert make_engine(SMALL, speculative_tokens=0).runner.options.num_speculative_tokens == 0
+    without = SMALL.parents[1] / "qwen3_5" / "fp32"
+    assert make_engine(without).runner.options.num_speculative_tokens == 0
+
+
+def test_what_cannot_be_drafted_is_refused_by_name() -> None:
+    without = SMALL.parents[1] / "qwen3_5" / "fp32"
+    with pytest.raises(ValueError, match="speculative_tokens is 2, but the checkpoint has no draft module"):
+        make_engine(without, speculative_tokens=2)
+    for wrong, message in (
+        (-1, "at least 0, got -1"),
+        (9, "at most 8, got 9"),
+        ("two", "'auto' or a number"),
+        (1.5, ""),
+    ):
+        with pytest.raises(ValueError, match=f"speculative_tokens must be .*{message}"):
+            EngineConfig(speculative_tokens=wrong)  # type: ignore[arg-type]
