@@ -77,6 +77,10 @@ class Request:
     reserved_snapshots: dict[int, tuple[int, int]] = field(default_factory=dict)
     num_registered_tokens: int = 0  # of token_ids, those that the CacheManager has
     prompt_logprobs: list[_core.TokenLogprobs | None] | None = None  # gathered so far; None once delivered
+    ending_token_ids: frozenset[int] = field(init=False)  # the two sets above together
+
+    def __post_init__(self) -> None:
+        self.ending_token_ids = self.eos_token_ids | self.stop_token_ids
 
     @classmethod
     def make(
@@ -129,11 +133,8 @@ class Request:
         known = self.token_ids
         for count, token_id in enumerate(token_ids, start=1):
             known.append(token_id)
-            if len(known) - self.num_prompt_tokens >= self.min_tokens:
-                if token_id in self.eos_token_ids:
-                    return token_ids[:count], "stop", None
-                if token_id in self.stop_token_ids:
-                    return token_ids[:count], "stop", token_id
+            if token_id in self.ending_token_ids and len(known) - self.num_prompt_tokens >= self.min_tokens:
+                return token_ids[:count], "stop", None if token_id in self.eos_token_ids else token_id
             if len(known) >= self.max_total_tokens:
                 return token_ids[:count], "length", None
         return token_ids, None, None

@@ -159,7 +159,8 @@ class Scheduler:
         block_size = self.config.block_size
         budget = self.config.max_num_batched_tokens
         preempted = False
-        index = 0
+        index = 0 if self._num_drafts else self._schedule_decodes(scheduled, new_blocks)
+        budget -= len(scheduled)
         while index < len(running) and budget > 0:
             request = running[index]
             num_new = self._num_new_tokens(request, budget)
@@ -183,6 +184,28 @@ class Scheduler:
             budget -= num_new
             index += 1
         return budget, preempted
+
+    def _schedule_decodes(self, scheduled: dict[Request, int], new_blocks: dict[Request, list[int]]) -> int:
+        """Schedule the first of the running requests, as far as they decode and find room; return where it stopped.
+
+        The same as the loop of _schedule_running, and less work for what nearly all requests are.
+        """
+        block_size = self.config.block_size
+        running = self._running[: self.config.max_num_batched_tokens]
+        for index, request in enumerate(running):
+            end = request.num_computed_tokens + 1
+            if end != len(request.token_ids) + request.num_placeholders:
+                return index
+            if end >= request.max_total_tokens:
+                continue  # the token in flight certainly ends it
+            if end > request.num_blocks * block_size:
+                blocks = self._cache.extend(request.req_id, end)
+                if blocks is None:
+                    return index
+                new_blocks[request] = blocks
+                request.num_blocks += len(blocks)
+            scheduled[request] = 1
+        return len(running)
 
     def _end_with_drafts(self, request: Request, end: int) -> int:
         """Return how many tokens a request of `end` tokens needs blocks for when drafts are made behind them."""
@@ -327,50 +350,47 @@ class Scheduler:
             if hit.snapshot_slot >= 0:
                 copies.append(_state_copy(request.req_id, _core.StateCopyKind.hit, hit.snapshot_slot, hit.num_tokens))
 
-        num_old = len(scheduled) - len(admitted)
-        req_ids: list[str] = []
-        num_computed: list[int] = []
-        num_output: list[int] = []
-        block_ids: list[list[list[int]] | None] = []
+        old = list(scheduled)[: len(scheduled) - len(admitted)]
+        cached = _core.CachedRequestData(
+            req_ids=[request.req_id for request in old],
+            num_computed_tokens=[request.num_computed_tokens for request in old],
+            num_output_tokens=[
+                len(request.token_ids) + request.num_placeholders - request.num_prompt_tokens for request in old
+            ],
+            new_block_ids=[[new_blocks[request], *other_groups] if request in new_blocks else None for request in old],
+        )
         drafts: dict[str, list[int]] = {}
-        facts: list[tuple[bool, int, int]] = []
-        for request, num_new in scheduled.items():
-            num_tokens = len(request.token_ids) + request.num_placeholders
-            if len(req_ids) < num_old:
-                blocks_or_none = new_blocks.get(request)
-                req_ids.append(request.req_id)
-                num_computed.append(request.num_computed_tokens)
-                num_output.append(num_tokens - request.num_prompt_tokens)
-                block_ids.append(None if blocks_or_none is None else [blocks_or_none, *other_groups])
-            begin = request.num_computed_tokens
-            end = begin + num_new
-            request.num_computed_tokens = end
-            num_drafts = max(end - num_tokens, 0)
-            if num_drafts:
-                in_flight = request.num_sampling > 0
-                drafts[request.req_id] = [-1] * num_drafts if in_flight else request.draft_token_ids[:num_drafts]
-            # The step may begin earlier, by the drafts in flight that turn out wrong.
-            facts.append((end >= num_tokens, num_drafts, begin - request.num_placeholders + request.num_sampling))
-        if self._publishes:
-            self._publish(scheduled, facts, copies)
         rows: list[_Row] = []
-        for request, (samples, num_drafts, _) in zip(scheduled, facts, strict=True):
+        earliest_begins: list[int] = []
+        speculates = self.config.num_speculative_tokens > 0
+        num_drafts = 0
+        for request, num_new in scheduled.items():
+            num_placeholders = request.num_placeholders
+            num_tokens = len(request.token_ids) + num_placeholders
+            begin = request.num_computed_tokens
+            request.num_computed_tokens = end = begin + num_new
+            # The step may begin earlier than `begin`, by the drafts in flight that turn out wrong.
+            earliest_begins.append(begin - num_placeholders + request.num_sampling)
+            samples = end >= num_tokens
+            if speculates:
+                num_drafts = max(end - num_tokens, 0)
+                if num_drafts:
+                    in_flight = request.num_sampling > 0
+                    drafts[request.req_id] = [-1] * num_drafts if in_flight else request.draft_token_ids[:num_drafts]
+                if samples:
+                    request.num_drafts_coming = self._num_drafts
+                    request.draft_token_ids = []
             if samples:
-                request.num_placeholders += 1 + num_drafts
+                request.num_placeholders = num_placeholders + 1 + num_drafts
                 request.num_sampling += 1
                 request.num_sampling_steps += 1
-                request.num_drafts_coming = self._num_drafts
-                request.draft_token_ids = []
             rows.append((request, request.num_preemptions, samples, num_drafts))
+        if self._publishes:
+            self._publish(scheduled, earliest_begins, copies)
 
         step = _core.SchedulerOutput(
             scheduled_new_reqs=new_reqs,
-            scheduled_cached_reqs=_core.CachedRequestData(
-                req_ids=req_ids,
-                num_computed_tokens=num_computed,
-                num_output_tokens=num_output,
-                new_block_ids=block_ids,
-            ),
+            scheduled_cached_reqs=cached,
             num_scheduled_tokens={request.req_id: num_new for request, num_new in scheduled.items()},
             total_num_scheduled_tokens=sum(scheduled.values()),
             scheduled_spec_decode_tokens=drafts,
@@ -382,8 +402,9 @@ class Scheduler:
         self._finished_ids = []
         self._preempted_ids = []
         self._in_flight.append((step, rows))
-        is_steady = not admitted and all(samples and n == self._num_drafts for samples, n, _ in facts)
-        self._steady_rows = len(rows) if is_steady else 0
+        if speculates:
+            is_steady = not admitted and all(samples and n == self._num_drafts for _, _, samples, n in rows)
+            self._steady_rows = len(rows) if is_steady else 0
         return step
 
     def observe_time(self, seconds: float) -> None:
@@ -392,21 +413,23 @@ class Scheduler:
             self.drafts.observe_step(self._steady_rows, self._num_drafts, seconds)
 
     def _publish(
-        self, scheduled: Iterable[Request], facts: Iterable[tuple[bool, int, int]], copies: list[_core.StateCopy]
+        self, scheduled: Iterable[Request], earliest_begins: Iterable[int], copies: list[_core.StateCopy]
     ) -> None:
         """Publish what the step will have written, and take the snapshots that are due.
 
         A decode leaves the state behind each of its tokens, so all boundaries that it may cross are due; a prefill
-        leaves the last one. `facts`: of each request, also the earliest token that the step may begin at.
+        leaves the last one. `earliest_begins`: of each request, the earliest token that the step may begin at.
 
         No request is admitted to this step any more, so only later steps can hit it. All slots are reserved before
         any becomes hittable, so that no two copies of a step share one.
         """
         block_size, interval = self.config.block_size, self._snapshot_interval
         complete: list[tuple[Request, int]] = []
-        for request, (_, _, earliest) in zip(scheduled, facts, strict=True):
+        for request, earliest in zip(scheduled, earliest_begins, strict=True):
             end = request.num_computed_tokens
-            num_known = min(end, len(request.token_ids))
+            num_known = len(request.token_ids)
+            if num_known > end:
+                num_known = end
             if num_known // block_size > request.num_published_blocks:
                 self._publish_blocks(request, num_known)
             if not interval or end // interval * interval <= earliest:
@@ -424,7 +447,7 @@ class Scheduler:
                 if num_tokens <= num_known:
                     complete.append((request, num_tokens))
                 else:
-                    number = request.num_sampling_steps + 1
+                    number = request.num_sampling_steps
                     first, _ = request.reserved_snapshots.get(num_tokens, (number, number))
                     request.reserved_snapshots[num_tokens] = first, number
         for request, num_tokens in complete:
@@ -469,12 +492,14 @@ class Scheduler:
         outputs: list[EngineOutput] = []
         any_finished = False
         running = RequestStatus.RUNNING
+        speculates = self.config.num_speculative_tokens > 0
+        num_generated = 0
         for request, num_preemptions, samples, num_drafts in self._in_flight[0][1]:
             if request.status is not running or request.num_preemptions != num_preemptions:
                 continue  # ended or preempted meanwhile: its token is computed again, or not wanted
             req_id = request.req_id
             tokens = sampled[index[req_id]]
-            if req_id in failed or (samples and not tokens):
+            if (failed and req_id in failed) or (samples and not tokens):
                 message = f"the logits of request {req_id!r} are not finite"
                 if req_id not in failed:
                     failed.add(req_id)
@@ -490,21 +515,25 @@ class Scheduler:
             if not samples:
                 continue
             begin = len(request.token_ids) - 1  # of the step, if it was a decode
-            new_ids, finish_reason, stop_reason = request.append(tokens)
+            if len(tokens) == 1 and begin + 2 < request.max_total_tokens and tokens[0] not in request.ending_token_ids:
+                request.token_ids.append(tokens[0])  # which ends nothing, as nearly all
+                new_ids, finish_reason, stop_reason = tokens, None, None
+            else:
+                new_ids, finish_reason, stop_reason = request.append(tokens)
             request.num_placeholders -= 1 + num_drafts
             request.num_sampling -= 1
-            request.num_computed_tokens -= 1 + num_drafts - len(tokens)  # what was rejected
+            if speculates:
+                request.num_computed_tokens -= 1 + num_drafts - len(tokens)  # what was rejected
             if request.reserved_snapshots:
                 self._settle_snapshots(request, begin, begin + len(tokens))
-            if self.config.num_speculative_tokens:
+            if speculates:
                 self._take_drafts(request, num_drafts, len(tokens) - 1, output)
-            num_new = len(new_ids)
-            self.num_generated_tokens += num_new
+            num_generated += len(new_ids)
             new_logprobs = None
             if request.wants_logprobs:
                 if logprobs is None:
                     logprobs = output.logprobs
-                new_logprobs = logprobs[req_id][:num_new]
+                new_logprobs = logprobs[req_id][: len(new_ids)]
             outputs.append(
                 EngineOutput(
                     req_id,
@@ -516,10 +545,12 @@ class Scheduler:
                     request.num_cached_tokens or 0,
                 )
             )
-            request.prompt_logprobs = None
+            if request.prompt_logprobs is not None:
+                request.prompt_logprobs = None
             if finish_reason is not None:
                 self._release(request)
                 any_finished = True
+        self.num_generated_tokens += num_generated
         self._in_flight.popleft()
         if any_finished:
             self._drop_finished()
