@@ -73,7 +73,7 @@ constexpr std::int64_t kIn = 5, kOut = 3, kLength = 23;
 }  // namespace
 
 TEST_CASE("a streaming convolution agrees with the definition, bit for bit in any pieces") {
-  for (const auto [kernel, dilation] : {std::pair{1, 1}, {3, 1}, {7, 1}, {7, 3}, {7, 9}}) {
+  for (const auto& [kernel, dilation] : {std::pair{1, 1}, {3, 1}, {7, 1}, {7, 3}, {7, 9}}) {
     CAPTURE(kernel);
     CAPTURE(dilation);
     Fixture fixture;
@@ -102,7 +102,7 @@ TEST_CASE("a streaming convolution agrees with the definition, bit for bit in an
 }
 
 TEST_CASE("a streaming transposed convolution agrees with the definition, with either trimming, in any pieces") {
-  for (const auto [kernel, stride] : {std::pair{2, 2}, {6, 3}, {10, 5}})
+  for (const auto& [kernel, stride] : {std::pair{2, 2}, {6, 3}, {10, 5}})
     for (const bool trims_left : {false, true}) {
       CAPTURE(stride);
       CAPTURE(trims_left);
