@@ -102,6 +102,7 @@ class SpeechPipeline:
                     max_num_seqs=max_num_seqs,
                     max_model_len=min(max_prompt_len, thinker.max_position_embeddings),
                     enable_prefix_caching=False,
+                    speculative_tokens=0,  # a rejected draft's hidden state must not be spoken
                     async_scheduling=False,
                     num_threads=num_threads,
                 ),

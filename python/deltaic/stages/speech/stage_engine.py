@@ -38,6 +38,7 @@ def make_stage_engine(
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         enable_prefix_caching=False,
+        speculative_tokens=0,
         async_scheduling=False,
         num_threads=sizes.num_threads,
         num_blocks=sizes.num_blocks,
