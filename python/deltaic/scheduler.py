@@ -361,17 +361,23 @@ class Scheduler:
         )
         drafts: dict[str, list[int]] = {}
         rows: list[_Row] = []
-        earliest_begins: list[int] = []
+        to_publish: list[tuple[Request, int]] = []  # with the earliest token that the step may begin at
+        publishes, block_size, interval = self._publishes, self.config.block_size, self._snapshot_interval
         speculates = self.config.num_speculative_tokens > 0
         num_drafts = 0
         for request, num_new in scheduled.items():
             num_placeholders = request.num_placeholders
-            num_tokens = len(request.token_ids) + num_placeholders
+            num_known = len(request.token_ids)
+            num_tokens = num_known + num_placeholders
             begin = request.num_computed_tokens
             request.num_computed_tokens = end = begin + num_new
-            # The step may begin earlier than `begin`, by the drafts in flight that turn out wrong.
-            earliest_begins.append(begin - num_placeholders + request.num_sampling)
             samples = end >= num_tokens
+            if publishes:
+                earliest = begin - num_placeholders + request.num_sampling  # by drafts in flight that turn out wrong
+                if (end if end < num_known else num_known) // block_size > request.num_published_blocks or (
+                    interval and end // interval * interval > earliest
+                ):
+                    to_publish.append((request, earliest))
             if speculates:
                 num_drafts = max(end - num_tokens, 0)
                 if num_drafts:
@@ -385,8 +391,8 @@ class Scheduler:
                 request.num_sampling += 1
                 request.num_sampling_steps += 1
             rows.append((request, request.num_preemptions, samples, num_drafts))
-        if self._publishes:
-            self._publish(scheduled, earliest_begins, copies)
+        if to_publish:
+            self._publish(to_publish, copies)
 
         step = _core.SchedulerOutput(
             scheduled_new_reqs=new_reqs,
@@ -412,20 +418,18 @@ class Scheduler:
         if self._steady_rows:
             self.drafts.observe_step(self._steady_rows, self._num_drafts, seconds)
 
-    def _publish(
-        self, scheduled: Iterable[Request], earliest_begins: Iterable[int], copies: list[_core.StateCopy]
-    ) -> None:
+    def _publish(self, requests: Iterable[tuple[Request, int]], copies: list[_core.StateCopy]) -> None:
         """Publish what the step will have written, and take the snapshots that are due.
 
         A decode leaves the state behind each of its tokens, so all boundaries that it may cross are due; a prefill
-        leaves the last one. `earliest_begins`: of each request, the earliest token that the step may begin at.
+        leaves the last one. `requests`: those that have something, and the earliest token that the step may begin at.
 
         No request is admitted to this step any more, so only later steps can hit it. All slots are reserved before
         any becomes hittable, so that no two copies of a step share one.
         """
         block_size, interval = self.config.block_size, self._snapshot_interval
         complete: list[tuple[Request, int]] = []
-        for request, earliest in zip(scheduled, earliest_begins, strict=True):
+        for request, earliest in requests:
             end = request.num_computed_tokens
             num_known = len(request.token_ids)
             if num_known > end:
