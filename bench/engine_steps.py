@@ -130,7 +130,7 @@ def measure(engine: Engine, num_steps: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a config.json or a folder with one")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 128, 256])
@@ -143,7 +143,11 @@ def main() -> None:
     parser.add_argument("--sample", action="store_true", help="temperature and top-p instead of greedy")
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--eager", action="store_true", help="no graphs")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = make_parser().parse_args()
     names = ("step", "median", "device", "enqueued", "idle", "host", "core", "resize")
     print("batch " + " ".join(f"{name:>9}" for name in names))
     for batch in args.batch:
