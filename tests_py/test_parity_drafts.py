@@ -150,3 +150,47 @@ def test_drafts_along_a_decode_are_those_of_a_dense_chain(checkpoint: Path) -> N
         if len(tokens) - len(prompt) > 28:
             break
     assert {1, 2, 3} <= accepted
+
+
+def run_decode(runner: Any, prompt: list[int], num_drafts_of: list[int]) -> list[int]:
+    """Run a prompt and decode steps without verification, each making so many drafts; check them against dense chains.
+
+    Return how many drafts each step gave.
+    """
+    tokens, made = list(prompt), []
+    for number, num_drafts in enumerate(num_drafts_of):
+        computed = 0 if number == 0 else len(tokens) - 1
+        step = _core.SchedulerOutput(
+            scheduled_new_reqs=[new_request("a", prompt, list(range(1, 17)))] if number == 0 else [],
+            num_scheduled_tokens={"a": len(tokens) - computed},
+            total_num_scheduled_tokens=len(tokens) - computed,
+            num_drafts=num_drafts,
+        )
+        if number > 0:
+            step.scheduled_cached_reqs = _core.CachedRequestData(
+                req_ids=["a"], num_computed_tokens=[computed], new_block_ids=[None]
+            )
+        runner.execute_model(step)
+        output = runner.sample_tokens()
+        tokens += output.sampled_token_ids[0]
+        drafts = output.draft_token_ids[0]
+        if drafts:
+            assert drafts == runner.dense_draft(tokens[:-1], tokens[-1], len(drafts))[0]
+        made.append(len(drafts))
+    runner.execute_model(_core.SchedulerOutput(finished_req_ids=["a"]))
+    return made
+
+
+def test_steps_without_drafts_are_caught_up_with() -> None:
+    runner, prompt = make_runner(WITH_MODULE[-1], 3), list(range(20))
+    asked = [3, 0, 0, 2, 0, 3, 1, *[0] * 30, 3, 3]
+    assert run_decode(runner, prompt, asked) == asked
+    assert run_decode(runner, prompt, [0, 0, 3, 3]) == [0, 0, 3, 3]
+
+
+def test_a_request_that_went_long_without_is_drafted_for_no_more() -> None:
+    """The next owner of its blocks and row starts anew."""
+    runner, prompt = make_runner(WITH_MODULE[-1], 3), list(range(20))
+    asked = [3, *[0] * 70, 3, 3]
+    assert run_decode(runner, prompt, asked) == [3, *[0] * 72]
+    assert run_decode(runner, prompt, [3, 3]) == [3, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,48 @@ def test_what_cannot_be_drafted_is_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=f"speculative_tokens must be .*{message}"):
             EngineConfig(speculative_tokens=wrong)  # type: ignore[arg-type]
+
+
+class RandomDrafts:
+    """Another number for every step, now and then none for long."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random(2)
+        self._num_off = 0
+
+    def choose(self, num_running: int) -> int:
+        if self._num_off == 0 and self._rng.random() < 0.05:
+            self._num_off = self._rng.choice([5, 90])
+        self._num_off = max(self._num_off - 1, 0)
+        return 0 if self._num_off else self._rng.randrange(4)
+
+    def observe_step(self, num_running: int, num_drafts: int, seconds: float) -> None:
+        pass
+
+    def observe_acceptance(self, num_drafts: int, num_accepted: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_number_of_drafts_may_change_with_every_step(async_scheduling: bool) -> None:
+    jobs = make_jobs(40, vocab_of(SMALL), seed=11)
+    jobs += greedy_jobs([[3, 5, 7 + i] for i in range(4)], max_tokens=150)
+    engine = make_engine(SMALL, speculative_tokens=3, async_scheduling=async_scheduling, max_num_batched_tokens=60)
+    engine._scheduler.drafts = RandomDrafts()
+    expected = expected_of(SMALL, jobs)
+    assert run(engine, jobs, arrivals=random.Random(7)) == expected
+    assert run(engine, jobs, arrivals=random.Random(8)) == expected  # now with hits of what was and was not drafted for
+    assert engine.stats().drafts.num_accepted_tokens > 0
+
+
+def test_the_bundled_model_drafts_its_golden_tokens(default_model: Path) -> None:
+    golden = json.loads((default_model / "golden.json").read_text())["prompts"]
+    runner = make_engine(default_model, speculative_tokens=1).runner
+    num_right = num_drafts = 0
+    for prompt in golden:
+        ids, greedy, drafts = prompt["ids"], prompt["greedy"], prompt["mtp_draft"]
+        for i in range(0, 40, 5):
+            (token,), _, _ = runner.dense_draft(ids + greedy[:i], greedy[i], 1)
+            num_drafts += 1
+            num_right += token == drafts[i]
+    assert num_right == num_drafts

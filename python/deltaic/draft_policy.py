@@ -8,6 +8,7 @@ from typing import Protocol
 _DECAY = 0.98  # weight of what was known of the acceptance, at each verification
 _TIME_DECAY = 0.8  # likewise of a step's time
 _NUM_TRIALS = 3  # measured steps of each choice before any is trusted
+_MAX_TRIAL_STEPS = 20  # after which a trial ends unmeasured: no step verified and made as many drafts
 _TRIAL_INTERVAL = 300  # steps between two looks at a choice that was not the best
 
 
@@ -81,6 +82,7 @@ class _Choices:
     def __init__(self, max_drafts: int) -> None:
         self._seconds = [0.0] * (max_drafts + 1)  # a request, by number of drafts
         self._num_trials_left = [_NUM_TRIALS] * (max_drafts + 1)
+        self._num_trial_steps = 0  # of the trial that runs
         self._num_steps = 0
         self._next_trial = max_drafts
 
@@ -88,14 +90,21 @@ class _Choices:
         """Return the most drafts that still need a trial, else the best number."""
         self._num_steps += 1
         for num_drafts in reversed(range(len(self._seconds))):
-            if self._num_trials_left[num_drafts]:
+            if not self._num_trials_left[num_drafts]:
+                continue
+            self._num_trial_steps += 1
+            if self._num_trial_steps <= _MAX_TRIAL_STEPS:
                 return num_drafts
+            self._num_trials_left[num_drafts] = self._num_trial_steps = 0
         if self._num_steps % _TRIAL_INTERVAL == 0:
             self._num_trials_left[self._next_trial] = _NUM_TRIALS
             self._next_trial = (self._next_trial - 1) % len(self._seconds)
-        return max(range(len(self._seconds)), key=lambda n: tokens_per_step(n) / self._seconds[n])
+        measured = [num_drafts for num_drafts, seconds in enumerate(self._seconds) if seconds]
+        return max(measured, key=lambda n: tokens_per_step(n) / self._seconds[n], default=0)
 
     def observe(self, num_drafts: int, seconds: float) -> None:
         known = self._seconds[num_drafts]
         self._seconds[num_drafts] = known * _TIME_DECAY + seconds * (1 - _TIME_DECAY) if known else seconds
-        self._num_trials_left[num_drafts] = max(self._num_trials_left[num_drafts] - 1, 0)
+        if self._num_trials_left[num_drafts]:
+            self._num_trials_left[num_drafts] -= 1
+            self._num_trial_steps = 0

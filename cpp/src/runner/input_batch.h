@@ -33,6 +33,12 @@ struct BatchRow {
   bool was_verified = false;
   int verified_begin = 0;
   bool was_sampled = false;
+
+  // Of its tokens, what the draft module's cache holds: the first num_drafted_tokens (-1: not known yet); then the
+  // hidden states that the module has not read yet, a row a token. With a gap it holds no more, and nothing is drafted.
+  int num_drafted_tokens = -1;
+  bool has_draft_gap = false;
+  std::vector<float> pending_hidden;
   int state_slot = -1;  // its first running slot; -1: none yet
   SamplingParams sampling_params;
   std::uint64_t seed = 0;
@@ -49,6 +55,9 @@ struct BatchRow {
     scheduled_draft_ids.clear(), draft_token_ids.clear();
     was_verified = was_sampled = false;
     verified_begin = 0;
+    num_drafted_tokens = -1;
+    has_draft_gap = false;
+    pending_hidden.clear();
   }
   int num_tokens() const { return static_cast<int>(token_ids.size()); }
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
