@@ -58,12 +58,12 @@ def serve(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `deltaic serve`; yield its process and URL once it listens. What it says on stderr is stderr.read()."""
     command = [sys.executable, "-m", "deltaic", "serve", "--port", "0"]
     if "--kv-cache-memory-bytes" not in args:
-        command += ["--kv-cache-memory-bytes", str(64 << 20)]
+        command += ["--kv-cache-memory-bytes", str(160 << 20)]
     with subprocess.Popen([*command, *args], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
-            if line.startswith("max_model_len is "):  # what fits into a small cache
+            while line.startswith(("max_model_len is ", "max_num_seqs is ")):  # what fits into a small cache
                 line = process.stderr.readline()
             assert line.startswith("serving "), line
             yield process, line.split(" at ")[1].strip().removesuffix("/v1")

@@ -121,7 +121,7 @@ def resident_bytes(pid: int) -> int:
 def fuzz(number: int, large: bool, rounds: int) -> None:
     rng = random.Random(7)
     # A small cache: its pages become resident as they are used.
-    small = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", str(6 << 20))
+    small = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", str(8 << 20))
     with serve("--max-body-bytes", str(64 << 20), *small) as (process, url):
         levels = []
         for _ in range(rounds):

@@ -17,7 +17,7 @@ from harness import metric, serve, until
 
 WORDS = tuple("once upon a time the king had a red dog and it ran to the sea with all of his old friends".split())  # noqa: SIM905
 BAD: list[dict[str, Any]] = [{"temperature": 3}, {"max_tokens": 0}, {"prompt": [4096]}, {"stop": [""]}, {"n": "2"}]
-CACHE_BYTES = 8 << 20  # so little that requests are preempted
+CACHE_BYTES = 45 << 19  # so little that requests are preempted
 
 
 @dataclass

@@ -251,6 +251,7 @@ def test_times_and_steps_are_counted(bundled_server: str) -> None:
     spent = {name: metric(bundled_server, f"request_{name}_time_seconds_sum") - before[name] for name in names}
     assert all(seconds > 0 for seconds in spent.values())
     assert spent["inference"] == pytest.approx(spent["prefill"] + spent["decode"])
-    assert metric(bundled_server, "iteration_tokens_total_count") - steps >= 5
-    assert metric(bundled_server, "iteration_tokens_total_sum") - tokens == 20 + 4
+    # A step that verifies drafts has more tokens and gives more.
+    assert metric(bundled_server, "iteration_tokens_total_count") - steps >= 2
+    assert metric(bundled_server, "iteration_tokens_total_sum") - tokens >= 20 + 4
     assert metric(bundled_server, "cache_config_info", block_size="16") == 1

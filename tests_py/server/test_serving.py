@@ -325,6 +325,7 @@ def test_metrics(make: Maker) -> None:
         'deltaic:generation_tokens_total{model_name="toy"} 20.0',
         'deltaic:prefix_cache_queries_total{model_name="toy"} 0.0',
         'deltaic:num_preemptions_total{model_name="toy"} 0.0',
+        'deltaic:spec_decode_num_accepted_tokens_total{model_name="toy"} 0.0',
         'deltaic:request_max_num_generation_tokens_sum{model_name="toy"} 12.0',
         'deltaic:request_prefill_kv_computed_tokens_count{model_name="toy"} 3.0',
         'deltaic:request_decode_time_seconds_count{model_name="toy"} 3.0',

@@ -42,6 +42,9 @@ class _EngineCollector(Collector):
             ("generation_tokens", "Tokens generated.", stats.num_generated_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.num_query_tokens),
             ("prefix_cache_hits", "Prompt tokens found there.", cache.num_hit_tokens),
+            ("spec_decode_num_drafts", "Times that drafts were verified.", stats.drafts.num_drafts),
+            ("spec_decode_num_draft_tokens", "Tokens drafted.", stats.drafts.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Drafts that were right.", stats.drafts.num_accepted_tokens),
         ]
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"deltaic:{name}", text, labels=_LABELS)
@@ -62,6 +65,12 @@ class _EngineCollector(Collector):
         for position, count in enumerate(drafts.num_accepted_at):
             per_position.add_metric([*self._labels, str(position)], count)
         yield per_position
+        accepted = CounterMetricFamily(
+            "deltaic:spec_decode_num_accepted_tokens_per_pos", "By place in a chain.", labels=[*_LABELS, "position"]
+        )
+        for position, count in enumerate(stats.drafts.num_accepted_at):
+            accepted.add_metric([*self._labels, str(position)], count)
+        yield accepted
         yield self._step_sizes()
         yield self._cache_config(stats.num_total_blocks)
 
