@@ -1,7 +1,8 @@
 # Decides whether the CUDA backend is built (DELTAIC_WITH_CUDA) and how.
 if(DELTAIC_CUDA STREQUAL "AUTO" OR DELTAIC_CUDA)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    # sm_90a: wgmma and setmaxnreg exist in the "a" target alone. Release wheels pass the full list.
+    # sm_90a: wgmma and setmaxnreg exist in the "a" target alone. Release wheels pass the full list,
+    # 80-real;89-real;90a-real;100-real;120.
     set(CMAKE_CUDA_ARCHITECTURES 90a-real)
   endif()
   include(CheckLanguage)

@@ -1,14 +1,33 @@
 #pragma once
 
+#include <cstddef>
+
 namespace deltaic::cuda {
 
-// Shared memory that a block may have on sm_90, static and dynamic together.
-inline constexpr int kMaxSharedBytes = 227 * 1024;
+// What kernels may ask of a device. Facts are remembered, for each device.
+
+// Shared memory that a block may have on sm_90 and sm_100, static and dynamic together.
+inline constexpr std::size_t kHopperSharedBytes = std::size_t{227} * 1024;
+// The same of this device.
+std::size_t max_shared_bytes(int device_index);
 
 // Lets a kernel use all the shared memory that a block of the device may have. Remembered for each kernel and device.
 void allow_all_shared_memory(const void* kernel, int device_index);
 
-// Multiprocessors of a device, remembered.
 int num_multiprocessors(int device_index);
+
+// What the kernels that the device runs were compiled for, as 10 * major + minor: __CUDA_ARCH__ / 10 inside them. At
+// most the device's compute capability; less where the driver compiled PTX of an older one. Throws Unsupported where
+// the build has no kernels for the device.
+int kernel_architecture(int device_index);
+
+// Programmatic dependent launch, clusters of up to 8 blocks, bulk copies.
+inline bool has_clusters(int device_index) { return kernel_architecture(device_index) >= 90; }
+// Besides, blocks with as much shared memory as Hopper's: sm_90, sm_100.
+inline bool has_large_clusters(int device_index) {
+  return has_clusters(device_index) && max_shared_bytes(device_index) >= kHopperSharedBytes;
+}
+// sm_90a: wgmma too, and clusters of 16 blocks.
+inline bool is_hopper(int device_index) { return kernel_architecture(device_index) == 90; }
 
 }  // namespace deltaic::cuda

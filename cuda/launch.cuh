@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/check.h"
+#include "cuda/kernel_limits.h"
 
 namespace deltaic::cuda {
 
@@ -25,7 +26,8 @@ struct Launch {
 };
 
 // A launch that may begin before the previous kernel of the stream has ended (programmatic dependent launch): the
-// kernel calls wait_for_previous_kernel() before it reads what others wrote, and before it writes anything.
+// kernel calls wait_for_previous_kernel() before it reads what others wrote, and before it writes anything. An ordinary
+// launch before compute capability 9.0.
 struct DependentLaunch {
   dim3 grid, block;
   cudaStream_t stream;
@@ -34,6 +36,8 @@ struct DependentLaunch {
 
   template <class... Params, class... Args>
   void operator()(void (*kernel)(Params...), Args&&... args) const {
+    int device = 0;
+    check(cudaGetDevice(&device));
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -42,7 +46,7 @@ struct DependentLaunch {
     cudaLaunchConfig_t config{};
     config.gridDim = grid, config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-    config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
+    config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : has_clusters(device) ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
   }
 };

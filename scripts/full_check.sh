@@ -35,5 +35,16 @@ section "clang-tidy"
 if ! command -v clang-tidy >/dev/null; then pip_install clang-tidy==21.1.6; fi
 git ls-files 'cpp/src/*.cpp' | grep -v _cpu.cpp | xargs clang-tidy --quiet -p build/debug
 
+section "every kernel compiles for the architectures that the build above does not compile for"
+need_nvcc
+object=$(mktemp)
+for source in $(git ls-files 'cuda/*.cu'); do
+  # To machine code, at once: PTX is not checked for what an architecture lacks. Unused there is what others alone use.
+  nvcc -std=c++20 -fatbin -Xptxas=-O0 -diag-suppress=177 -Werror=all-warnings -I. -Icpp/include --expt-relaxed-constexpr \
+    -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_89,code=sm_89 -gencode=arch=compute_100,code=sm_100 \
+    -gencode=arch=compute_120,code=sm_120 -o "$object" "$source"
+done
+rm "$object"
+
 section "the C++ example against an installed tree"
 scripts/check_embedding.sh build/ci --add-subdirectory

@@ -7,15 +7,10 @@
 #include "cuda/attention/attention_params.h"
 #include "cuda/check.h"
 #include "cuda/handles.h"
+#include "cuda/kernel_limits.h"
 
 namespace deltaic::cuda {
 namespace {
-
-int device_attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
 
 bool rows_are_aligned(const TensorView& view) {
   return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0 && view.stride[1] % 8 == 0;
@@ -29,8 +24,7 @@ bool fits_tensor_cores(const ops::PagedAttentionArgs& args) {
   return args.q.dtype != DType::f32 && args.k_cache.dtype == args.q.dtype && args.v_cache.dtype == args.q.dtype &&
          has_fast_head_dim(args.q.shape[2]) && rows_are_aligned(args.q) &&
          (args.gate.data == nullptr || rows_are_aligned(args.gate)) && rows_are_aligned(args.out) &&
-         is_aligned_cache(args.k_cache) && is_aligned_cache(args.v_cache) &&
-         device_attribute(cudaDevAttrComputeCapabilityMajor, args.q.device.index) == 9;
+         is_aligned_cache(args.k_cache) && is_aligned_cache(args.v_cache) && is_hopper(args.q.device.index);
 }
 
 using EncodeTensorMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,

@@ -256,6 +256,7 @@ __device__ void store_pair(T* address, float first, float second) {
 
 template <class T, bool kUp>
 __global__ void __launch_bounds__(kThreads, 1) moe_grouped_kernel(const __grid_constant__ Params<T> p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // can_group_moe
   extern __shared__ char shared_bytes[];
   // Swizzled tiles begin at multiples of 1024 bytes.
   char* stages = shared_bytes + (-shared_address(shared_bytes) & 1023);
@@ -323,6 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_grouped_kernel(const __grid_c
       }
     }
   }
+#endif
 }
 
 constexpr int kSumThreads = 256;
@@ -414,9 +416,10 @@ void launch(ops::Stream stream, const MoeGroupedArgs& args) {
 
 bool can_group_moe(const MoeGroupedArgs& args) {
   const DType dtype = args.x.dtype;
-  return (dtype == DType::bf16 || dtype == DType::f16) && args.x.shape[1] % kTileColumns == 0 &&
-         args.down.shape[2] % kTileColumns == 0 && args.gate_up.shape[0] <= kMaxSortedExperts &&
-         args.x.stride[0] % 8 == 0 && reinterpret_cast<std::uintptr_t>(args.x.data) % 16 == 0 &&
+  return is_hopper(args.x.device.index) && (dtype == DType::bf16 || dtype == DType::f16) &&
+         args.x.shape[1] % kTileColumns == 0 && args.down.shape[2] % kTileColumns == 0 &&
+         args.gate_up.shape[0] <= kMaxSortedExperts && args.x.stride[0] % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(args.x.data) % 16 == 0 &&
          args.x.shape[0] * args.expert_ids.shape[1] < (std::int64_t{1} << 30);
 }
 

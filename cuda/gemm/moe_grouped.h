@@ -19,7 +19,7 @@ struct MoeGroupedArgs {
   TensorView y;           // [num_tokens, hidden] dtype of x
 };
 
-// hidden and intermediate must be multiples of 64, num_experts at most 1024.
+// On sm_90. hidden and intermediate must be multiples of 64, num_experts at most 1024.
 bool can_group_moe(const MoeGroupedArgs& args);
 std::size_t moe_grouped_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t num_experts,
                                       std::int64_t hidden, std::int64_t intermediate);

@@ -46,6 +46,7 @@ struct Shared {
 
 template <class T, int kTiles>
 __global__ void __launch_bounds__(kThreads) moe_route_kernel(const __grid_constant__ Params<T> p) {
+#if __CUDA_ARCH__ >= 900  // moe_route_fits
   extern __shared__ __align__(16) char memory[];
   constexpr int kRows = kTiles * kStreamTileRows;
   auto& shared = *reinterpret_cast<Shared<kTiles>*>(memory);
@@ -123,6 +124,7 @@ __global__ void __launch_bounds__(kThreads) moe_route_kernel(const __grid_consta
   if (p.has_shared && lane == 0) ids[p.k] = p.num_experts, factors[p.k] = 1.0F / (1.0F + expf(-shared_logit));
   top_experts([&](int expert) { return shared.logits[expert]; }, p.num_experts, p.k, p.renormalize,
               [&](int j, int id, float factor) { ids[j] = id, factors[j] = factor; });
+#endif
 }
 
 int tiles_per_block(std::int64_t num_experts) {
@@ -160,10 +162,10 @@ bool moe_route_fits(TensorView x, const ops::Weight& router, std::int64_t num_ex
   const auto is_aligned = [](const TensorView& view) {
     return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.stride[0] % 8 == 0;
   };
-  return (x.dtype == DType::bf16 || x.dtype == DType::f16) && router.view.dtype == x.dtype &&
-         x.shape[0] <= kMaxTokens && x.shape[1] % kLineColumns == 0 && tiles <= 4 && is_aligned(x) &&
-         is_aligned(router.view) && router.view.is_contiguous() &&
-         shared_bytes(tiles, x.shape[0], x.shape[1]) + kStaticBytes <= kMaxSharedBytes;
+  return is_hopper(x.device.index) && (x.dtype == DType::bf16 || x.dtype == DType::f16) &&
+         router.view.dtype == x.dtype && x.shape[0] <= kMaxTokens && x.shape[1] % kLineColumns == 0 && tiles <= 4 &&
+         is_aligned(x) && is_aligned(router.view) && router.view.is_contiguous() &&
+         shared_bytes(tiles, x.shape[0], x.shape[1]) + kStaticBytes <= max_shared_bytes(x.device.index);
 }
 
 void moe_route(ops::Stream stream, TensorView x, const ops::FusedNorm& norm, const ops::Weight& router,

@@ -239,12 +239,14 @@ std::size_t down_bytes(std::int64_t num_tokens, std::int64_t num_slots, std::int
 template <class T, bool kManyTokens>
 void launch(ops::Stream stream, const Params<T>& params, int device_index) {
   const int num_blocks = num_multiprocessors(device_index);
+  const std::size_t most_bytes = max_shared_bytes(device_index);
   const auto run = [&](auto kernel, std::size_t kernel_bytes, int blocks) {
     allow_all_shared_memory(reinterpret_cast<const void*>(kernel), device_index);
-    const DependentLaunch dependent{.grid = dim3(static_cast<unsigned>(blocks)),
-                                    .block = dim3(kWarps * 32),
-                                    .stream = native(stream),
-                                    .shared_bytes = std::max(kernel_bytes, kOneBlockBytes) - kStaticBytes};
+    const DependentLaunch dependent{
+        .grid = dim3(static_cast<unsigned>(blocks)),
+        .block = dim3(kWarps * 32),
+        .stream = native(stream),
+        .shared_bytes = std::max(kernel_bytes, std::min(kOneBlockBytes, most_bytes)) - kStaticBytes};
     dependent(kernel, params);
   };
   const auto up = [&]<int kRing>(std::integral_constant<int, kRing>) {
@@ -259,9 +261,9 @@ void launch(ops::Stream stream, const Params<T>& params, int device_index) {
   };
   using Long = std::integral_constant<int, kLongRing>;
   using Short = std::integral_constant<int, kShortRing>;
-  up_bytes<kManyTokens, kLongRing>(params.num_tokens, params.hidden) <= kMaxSharedBytes ? up(Long{}) : up(Short{});
+  up_bytes<kManyTokens, kLongRing>(params.num_tokens, params.hidden) <= most_bytes ? up(Long{}) : up(Short{});
   down_bytes<kManyTokens, kLongRing>(params.num_tokens, params.num_slots(), params.hidden, params.intermediate,
-                                     num_blocks) <= kMaxSharedBytes
+                                     num_blocks) <= most_bytes
       ? down(Long{})
       : down(Short{});
 }
@@ -279,13 +281,14 @@ bool can_stream_moe(const MoeStreamingArgs& args) {
   if (args.shared_gate_up.data != nullptr && args.shared_gate_up.shape[0] != 2 * intermediate) return false;
   const std::int64_t num_slots = k + (args.shared_gate_up.data != nullptr ? 1 : 0);
   const int num_blocks = num_multiprocessors(args.x.device.index);
+  const std::size_t most_bytes = max_shared_bytes(args.x.device.index);
   return num_tokens <= 8
              ? std::max(up_bytes<false, kShortRing>(num_tokens, hidden),
                         down_bytes<false, kShortRing>(num_tokens, num_slots, hidden, intermediate, num_blocks)) <=
-                   kMaxSharedBytes
+                   most_bytes
              : std::max(up_bytes<true, kShortRing>(num_tokens, hidden),
                         down_bytes<true, kShortRing>(num_tokens, num_slots, hidden, intermediate, num_blocks)) <=
-                   kMaxSharedBytes;
+                   most_bytes;
 }
 
 std::size_t moe_streaming_scratch_bytes(std::int64_t num_tokens, int num_experts_per_token, std::int64_t intermediate) {

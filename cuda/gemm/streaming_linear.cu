@@ -114,14 +114,14 @@ void launch_streaming(ops::Stream stream, const StreamingLinearArgs& args) {
                             .y = static_cast<Y*>(args.y.data),
                             .y_stride = args.y.stride[0]};
   const auto launch = [&](auto kernel) {
+    const std::size_t alone = is_pair_ring(kRing) ? 0 : std::min(kOneBlockBytes, max_shared_bytes(args.x.device.index));
     allow_all_shared_memory(reinterpret_cast<const void*>(kernel), args.x.device.index);
     const auto num_blocks = std::min<std::int64_t>(params.num_outputs, num_multiprocessors(args.x.device.index));
-    const DependentLaunch dependent{.grid = dim3(static_cast<unsigned>(num_blocks)),
-                                    .block = dim3(kWarps * 32),
-                                    .stream = native(stream),
-                                    .shared_bytes = std::max(is_pair_ring(kRing) ? std::size_t{0} : kOneBlockBytes,
-                                                             shared_bytes<kManyTokens, kRing>(args)) -
-                                                    kStaticBytes};
+    const DependentLaunch dependent{
+        .grid = dim3(static_cast<unsigned>(num_blocks)),
+        .block = dim3(kWarps * 32),
+        .stream = native(stream),
+        .shared_bytes = std::max(alone, shared_bytes<kManyTokens, kRing>(args)) - kStaticBytes};
     dependent(kernel, params);
   };
   if constexpr (std::is_same_v<Y, float>) {
@@ -147,7 +147,7 @@ bool can_stream_linear(const StreamingLinearArgs& args) {
   return (weight.dtype == DType::bf16 || weight.dtype == DType::f16) && args.x.dtype == weight.dtype &&
          (args.y.dtype == weight.dtype || (args.y.dtype == DType::f32 && !args.accumulate && !args.silu_mul)) &&
          num_tokens <= kMaxStreamingTokens && weight.is_contiguous() && aligned &&
-         weight.shape[1] % kLineColumns == 0 && needed <= kMaxSharedBytes;
+         weight.shape[1] % kLineColumns == 0 && needed <= max_shared_bytes(args.x.device.index);
 }
 
 void streaming_linear(ops::Stream stream, const StreamingLinearArgs& args) {
@@ -159,14 +159,16 @@ void streaming_linear(ops::Stream stream, const StreamingLinearArgs& args) {
   visit_half(args.x.dtype, [&]<class T>(T) {
     const auto launch = [&]<class Y>(Y) {
       if (args.x.shape[0] > 8) return launch_streaming<T, Y, true, kShortRing>(stream, args);
+      const std::size_t most_bytes = max_shared_bytes(args.x.device.index);
       if (args.weight.view.num_bytes() <= kSmallMatrixBytes) {
-        if (shared_bytes<false, kPairRing>(args) <= kPairBytes)
+        const std::size_t pair_bytes = std::min(kPairBytes, most_bytes);
+        if (shared_bytes<false, kPairRing>(args) <= pair_bytes)
           return launch_streaming<T, Y, false, kPairRing>(stream, args);
-        if (shared_bytes<false, kShortPairRing>(args) <= kPairBytes)
+        if (shared_bytes<false, kShortPairRing>(args) <= pair_bytes)
           return launch_streaming<T, Y, false, kShortPairRing>(stream, args);
       }
-      shared_bytes<false, kLongRing>(args) <= kMaxSharedBytes ? launch_streaming<T, Y, false, kLongRing>(stream, args)
-                                                              : launch_streaming<T, Y, false, kShortRing>(stream, args);
+      shared_bytes<false, kLongRing>(args) <= most_bytes ? launch_streaming<T, Y, false, kLongRing>(stream, args)
+                                                         : launch_streaming<T, Y, false, kShortRing>(stream, args);
     };
     args.y.dtype == DType::f32 ? launch(float{}) : launch(T{});
   });

@@ -173,6 +173,7 @@ __device__ inline void multiply_tile(const std::uint32_t (&a)[4][4], const char*
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3) gdn_chunk_kernel(const __grid_constant__ Params<T> p) {
+#if __CUDA_ARCH__ >= 900  // can_prefill_gdn
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   wait_for_previous_kernel();
@@ -334,6 +335,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_chunk_kernel(const __grid_con
     bulk_commit();
     bulk_wait<0>();
   }
+#endif
 }
 
 }  // namespace

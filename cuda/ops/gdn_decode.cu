@@ -8,6 +8,7 @@
 
 #include "cpp/src/check.h"
 #include "cuda/handles.h"
+#include "cuda/kernel_limits.h"
 #include "cuda/launch.cuh"
 #include "cuda/ops/gdn_decode.cuh"
 
@@ -39,6 +40,7 @@ __device__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z *
 
 template <class T, class State, int kSplit>
 __global__ void __launch_bounds__(kThreads) gdn_decode_kernel(GdnDecodeParams<T, State> p) {
+#if __CUDA_ARCH__ >= 900  // can_decode_gdn
   constexpr int kRows = kDim / kSplit, kRowsPerWarp = kRows / kWarps;
   static_assert(kRowsPerWarp >= 1);
   const int heads_per_group = p.shape.num_value_heads / p.shape.num_key_heads;
@@ -143,6 +145,7 @@ __global__ void __launch_bounds__(kThreads) gdn_decode_kernel(GdnDecodeParams<T,
     out[threadIdx.x] = from_float<T>(o * rsqrtf(total / kDim + p.eps) * p.norm_weight[row] * silu(z));
   }
   cluster.sync();  // no block leaves while another reads its sum
+#endif
 }
 
 template <class T, class State, int kSplit>
@@ -159,7 +162,8 @@ void launch_decode(ops::Stream stream, const GdnDecodeArgs& args) {
 }  // namespace
 
 bool can_decode_gdn(const GdnDecodeArgs& args) {
-  return args.shape.key_head_dim == kDim && args.shape.value_head_dim == kDim && args.shape.conv_kernel == kTaps &&
+  return has_large_clusters(args.proj.device.index) && args.shape.key_head_dim == kDim &&
+         args.shape.value_head_dim == kDim && args.shape.conv_kernel == kTaps &&
          args.shape.heads_per_group() <= kMaxHeadsPerGroup &&
          (args.temporal.dtype == DType::f32 || args.temporal.dtype == DType::bf16) &&
          reinterpret_cast<std::uintptr_t>(args.temporal.data) % 16 == 0 && args.temporal.stride[1] == kDim * kDim &&

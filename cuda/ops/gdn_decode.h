@@ -21,7 +21,8 @@ struct GdnDecodeArgs {
   TensorView workspace;          // [gdn_decode_workspace_bytes] u8, 16-byte aligned
   TensorView out;                // [num_seqs, num_value_heads, value_head_dim] dtype of proj; rows of padding are 0
 };
-// Head dims of 128, conv_kernel 4, at most 4 value heads a key head, f32 or bf16 state in 16-byte aligned slots.
+// Head dims of 128, conv_kernel 4, at most 4 value heads a key head, f32 or bf16 state in 16-byte aligned slots, on
+// sm_90 and sm_100.
 bool can_decode_gdn(const GdnDecodeArgs& args);
 void gdn_decode(ops::Stream stream, const GdnDecodeArgs& args);
 std::size_t gdn_decode_workspace_bytes(const ops::GdnShape& shape, std::int64_t num_seqs);

@@ -218,6 +218,7 @@ __device__ void prepare_pair(const GdnDecodeParams<T, State>& p, int pair, int l
 template <class T, class State, int kStages>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     gdn_decode_stream_kernel(const __grid_constant__ GdnDecodeParams<T, State> p, HeadInputs* inputs, int num_pairs) {
+#if __CUDA_ARCH__ >= 900  // can_decode_gdn
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<StreamShared<State, kStages>*>(shared_bytes);
   if (threadIdx.x < kGroups) {
@@ -338,6 +339,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     if (lane == 0) barrier_arrive(&mine.inputs_empty[buffer]);
     ++count;
   });
+#endif
 }
 
 template <class T, class State>

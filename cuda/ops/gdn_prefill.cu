@@ -14,6 +14,7 @@
 #include "cuda/device/matrix_load.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/handles.h"
+#include "cuda/kernel_limits.h"
 #include "cuda/launch.cuh"
 #include "cuda/ops/gdn_chunk.cuh"
 #include "cuda/ops/gdn_math.cuh"
@@ -257,6 +258,7 @@ __device__ void walk_output(Shared& shared, T* out, std::int64_t out_stride, std
 
 template <class T, class State>
 __global__ void __launch_bounds__(kThreads, 1) gdn_prefill_kernel(const __grid_constant__ Params<T, State> p) {
+#if __CUDA_ARCH__ >= 900  // can_prefill_gdn
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   wait_for_previous_kernel();
@@ -315,6 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1) gdn_prefill_kernel(const __grid_c
   }
   __syncwarp();
   cluster.sync();  // no block leaves while another copies into it or arrives at its barriers
+#endif
 }
 
 bool is_aligned(const TensorView& tensor, std::int64_t row_stride) {
@@ -324,9 +327,9 @@ bool is_aligned(const TensorView& tensor, std::int64_t row_stride) {
 }  // namespace
 
 bool can_prefill_gdn(const GdnPrefillArgs& args) {
-  return args.shape.key_head_dim == kGdnDim && args.shape.value_head_dim == kGdnDim &&
-         args.shape.heads_per_group() <= kGdnMaxRatio && args.qkv.dtype != DType::f32 &&
-         (args.temporal.dtype == DType::f32 || args.temporal.dtype == DType::bf16) &&
+  return has_large_clusters(args.qkv.device.index) && args.shape.key_head_dim == kGdnDim &&
+         args.shape.value_head_dim == kGdnDim && args.shape.heads_per_group() <= kGdnMaxRatio &&
+         args.qkv.dtype != DType::f32 && (args.temporal.dtype == DType::f32 || args.temporal.dtype == DType::bf16) &&
          is_aligned(args.qkv, args.qkv.stride[0]) && is_aligned(args.out, args.out.stride[0]);
 }
 

@@ -20,7 +20,8 @@ struct GdnPrefillArgs {
   TensorView workspace;  // gdn_prefill_workspace_bytes bytes, 128-byte aligned
   TensorView out;
 };
-// Head dims of 128, at most 4 value heads a key head, 16-bit activations in 16-byte aligned rows, f32 or bf16 state.
+// Head dims of 128, at most 4 value heads a key head, 16-bit activations in 16-byte aligned rows, f32 or bf16 state, on
+// sm_90 and sm_100.
 bool can_prefill_gdn(const GdnPrefillArgs& args);
 std::size_t gdn_prefill_workspace_bytes(const ops::GdnShape& shape, std::int64_t num_tokens, std::int64_t num_seqs);
 void gdn_prefill(ops::Stream stream, const GdnPrefillArgs& args);

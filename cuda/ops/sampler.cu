@@ -4,6 +4,7 @@
 //   (max, histogram, collect), changed logits once more; all but the first from L2 where it holds the rows
 //   bound by memory: the logits once
 #include "cuda/handles.h"
+#include "cuda/kernel_limits.h"
 #include "cuda/launch.cuh"
 #include "cuda/ops/sampler_row.cuh"
 #include "cuda/ops/sampler_state.h"
@@ -31,9 +32,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleParams p) {
 
 int max_sampler_cluster(int device_index) {
   const DeviceGuard guard(device_index);
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_index));
-  if (major < 9) return 1;
+  if (!has_clusters(device_index)) return 1;
   int most = kMaxCluster;
   for (auto* kernel : {greedy_sample_kernel, sample_kernel}) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
