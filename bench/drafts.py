@@ -13,7 +13,7 @@ import time
 
 from deltaic import LLM, SamplingParams
 
-PROMPTS = (
+STORIES = (
     "Once upon a time",
     "One day, a little girl named Lily found",
     "Tom had a red ball. He liked to",
@@ -23,6 +23,20 @@ PROMPTS = (
     "The cat and the bird wanted to",
     "Ben saw a big tree. He",
 )
+QUESTIONS = (
+    "Tell me a story about a brave mouse and a red kite.",
+    "What is 7 plus 5?",
+    "Repeat after me: silver river lantern bread mountain",
+    "Who are you?",
+    "What is 12 plus 30?",
+    "Tell me a story about a boy and a boat.",
+    "What is 9 minus 4?",
+    "Repeat after me: green apple window paper cloud",
+)
+PROMPTS = {
+    "stories": STORIES,
+    "chats": tuple(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in QUESTIONS),
+}
 
 
 def main() -> None:
@@ -32,6 +46,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prompts", choices=PROMPTS, default="stories")
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
     clock = time.process_time if args.threads == 1 else time.perf_counter
@@ -47,7 +62,8 @@ def main() -> None:
                 num_threads=args.threads,
             )
             params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, seed=7)
-            prompts = [PROMPTS[i % len(PROMPTS)] for i in range(max(batch_size, len(PROMPTS)))]
+            texts = PROMPTS[args.prompts]
+            prompts = [texts[i % len(texts)] for i in range(max(batch_size, len(texts)))]
             llm.generate(prompts, params)  # warm, and what "auto" measures by
             rates = []
             for _ in range(args.repeat):

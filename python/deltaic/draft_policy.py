@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 _DECAY = 0.98  # weight of what was known of the acceptance, at each verification
-_TIME_DECAY = 0.8  # likewise of a step's time
-_NUM_TRIALS = 3  # measured steps of each choice before any is trusted
+_TIME_DRIFT = 1.05  # a step's time rises by so much at most: what else a machine does only ever adds to it
+_NUM_TRIALS = 5  # measured steps of each choice before any is trusted
 _MAX_TRIAL_STEPS = 20  # after which a trial ends unmeasured: no step verified and made as many drafts
 _TRIAL_INTERVAL = 300  # steps between two looks at a choice that was not the best
 
@@ -104,7 +104,7 @@ class _Choices:
 
     def observe(self, num_drafts: int, seconds: float) -> None:
         known = self._seconds[num_drafts]
-        self._seconds[num_drafts] = known * _TIME_DECAY + seconds * (1 - _TIME_DECAY) if known else seconds
+        self._seconds[num_drafts] = min(seconds, known * _TIME_DRIFT) if known else seconds
         if self._num_trials_left[num_drafts]:
             self._num_trials_left[num_drafts] -= 1
             self._num_trial_steps = 0

@@ -114,7 +114,7 @@ class ModelRunner {
   // tokens when nothing was scheduled.
   std::optional<ModelRunnerOutput> execute_model(const SchedulerOutput& input);
   // Calls `hook` around each forward from now on; null: none. Throws InvalidArgument for a hidden_layer() that the
-  // model does not have, Unsupported on CUDA.
+  // model does not have, Unsupported on CUDA and with num_speculative_tokens.
   void set_step_hook(std::shared_ptr<StepHook> hook);
   // Samples from the last forward, and waits.
   ModelRunnerOutput sample_tokens();
