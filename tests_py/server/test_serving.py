@@ -313,6 +313,8 @@ def test_metrics(make: Maker) -> None:
     server.post("/v1/completions", {"prompt": ["a", "b"], "n": 2})
     server.post("/v1/completions", {"prompt": "a", "stream": True})
     text = server.get("/metrics").text
+    families = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
     for line in (
         'deltaic:num_requests_running{model_name="toy"} 0.0',
         'deltaic:num_requests_waiting{model_name="toy"} 0.0',

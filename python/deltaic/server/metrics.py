@@ -50,21 +50,10 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(f"deltaic:{name}", text, labels=_LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
-        drafts = stats.drafts
-        counters += [
-            ("spec_decode_num_drafts", "Times that drafts of a request were verified.", drafts.num_drafts),
-            ("spec_decode_num_draft_tokens", "Draft tokens verified.", drafts.num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", drafts.num_accepted_tokens),
-        ]
         for name, text, value in counters:
             counter = CounterMetricFamily(f"deltaic:{name}", text, labels=_LABELS)
             counter.add_metric(self._labels, value)
             yield counter
-        name, text = "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by place in their chain."
-        per_position = CounterMetricFamily(f"deltaic:{name}", text, labels=[*_LABELS, "position"])
-        for position, count in enumerate(drafts.num_accepted_at):
-            per_position.add_metric([*self._labels, str(position)], count)
-        yield per_position
         accepted = CounterMetricFamily(
             "deltaic:spec_decode_num_accepted_tokens_per_pos", "By place in a chain.", labels=[*_LABELS, "position"]
         )
