@@ -351,3 +351,11 @@ TEST_CASE("dummy weights on the CPU are as large as the checkpoint that the conf
   CHECK(half < full);
   CHECK(full < 2 * half);  // vectors are f32
 }
+
+TEST_CASE("more ranks than one are refused with the numbers") {
+  const TinyModel model = tiny_qwen3_5();
+  RunnerOptions options = small_options();
+  options.parallel = {.tensor_parallel_size = 2, .rank = 1};
+  CHECK(refusal<Unsupported>(model, cache_config(model.config), options) ==
+        "tensor_parallel_size is 2 and rank 1; this version runs a model on one device");
+}

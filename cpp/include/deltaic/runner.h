@@ -34,6 +34,7 @@ struct RunnerOptions {
   bool poison_caches = false;
   bool enforce_eager = false;  // CUDA: no graphs
   bool dummy_weights = false;  // random weights instead of the checkpoint's tensors, of which only config.json is read
+  ParallelConfig parallel{};   // size 1 is what this version runs
 };
 
 // The tokens of a step that may still run. get_output() may be called once, from the thread that drives the runner; it

@@ -93,6 +93,9 @@ void check_options(const RunnerOptions& options, const KVCacheConfig& kv_cache) 
   if (!is_cpu && options.num_speculative_tokens > 0)
     throw Unsupported(detail::concat("num_speculative_tokens is ", options.num_speculative_tokens,
                                      "; drafts are supported on the CPU only"));
+  if (options.parallel.tensor_parallel_size != 1 || options.parallel.rank != 0)
+    throw Unsupported(detail::concat("tensor_parallel_size is ", options.parallel.tensor_parallel_size, " and rank ",
+                                     options.parallel.rank, "; this version runs a model on one device"));
   DELTAIC_CHECK(options.max_num_reqs >= 1, "max_num_reqs is ", options.max_num_reqs, ", at least 1 is needed");
   DELTAIC_CHECK(options.max_model_len >= 1, "max_model_len is ", options.max_model_len, ", at least 1 is needed");
   DELTAIC_CHECK(options.max_num_batched_tokens >= 1, "max_num_batched_tokens is ", options.max_num_batched_tokens,

@@ -282,9 +282,9 @@ class StepChecker {
       // A verified step leaves the state behind each of its tokens; it may begin earlier than the scheduler knows.
       const bool is_verified = context_.options.num_speculative_tokens > 0 && scheduled->second >= 1 &&
                                request->num_computed_tokens >= request->num_tokens - 1;
-      const int first =
+      const int shortest =
           is_verified ? request->num_computed_tokens + 1 - context_.options.num_speculative_tokens : seq_len;
-      DELTAIC_CHECK(copy.num_tokens >= first && copy.num_tokens <= seq_len, "state copy of request ", copy.req_id,
+      DELTAIC_CHECK(copy.num_tokens >= shortest && copy.num_tokens <= seq_len, "state copy of request ", copy.req_id,
                     ": a snapshot of ", copy.num_tokens, " tokens is wanted, the step ends at ", seq_len);
     }
   }
