@@ -2,7 +2,7 @@
 if(DELTAIC_CUDA STREQUAL "AUTO" OR DELTAIC_CUDA)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     # sm_90a: wgmma and setmaxnreg exist in the "a" target alone. Release wheels pass the full list,
-    # 80-real;89-real;90a-real;100-real;120.
+    # 80-real;89-real;90a-real;100f-real;120.
     set(CMAKE_CUDA_ARCHITECTURES 90a-real)
   endif()
   include(CheckLanguage)

@@ -6,9 +6,7 @@ namespace deltaic::cuda {
 
 // What kernels may ask of a device. Facts are remembered, for each device.
 
-// Shared memory that a block may have on sm_90 and sm_100, static and dynamic together.
-inline constexpr std::size_t kHopperSharedBytes = std::size_t{227} * 1024;
-// The same of this device.
+// Shared memory that a block may have, static and dynamic together.
 std::size_t max_shared_bytes(int device_index);
 
 // Lets a kernel use all the shared memory that a block of the device may have. Remembered for each kernel and device.
@@ -23,9 +21,9 @@ int kernel_architecture(int device_index);
 
 // Programmatic dependent launch, clusters of up to 8 blocks, bulk copies.
 inline bool has_clusters(int device_index) { return kernel_architecture(device_index) >= 90; }
-// Besides, blocks with as much shared memory as Hopper's: sm_90, sm_100.
+// Besides, 227 KiB of shared memory a block, and copies to many blocks of a cluster: sm_90, sm_100.
 inline bool has_large_clusters(int device_index) {
-  return has_clusters(device_index) && max_shared_bytes(device_index) >= kHopperSharedBytes;
+  return has_clusters(device_index) && kernel_architecture(device_index) < 120;
 }
 // sm_90a: wgmma too, and clusters of 16 blocks.
 inline bool is_hopper(int device_index) { return kernel_architecture(device_index) == 90; }

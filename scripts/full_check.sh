@@ -41,7 +41,7 @@ object=$(mktemp)
 for source in $(git ls-files 'cuda/*.cu'); do
   # To machine code, at once: PTX is not checked for what an architecture lacks. Unused there is what others alone use.
   nvcc -std=c++20 -fatbin -Xptxas=-O0 -diag-suppress=177 -Werror=all-warnings -I. -Icpp/include --expt-relaxed-constexpr \
-    -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_89,code=sm_89 -gencode=arch=compute_100,code=sm_100 \
+    -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_89,code=sm_89 -gencode=arch=compute_100f,code=sm_100f \
     -gencode=arch=compute_120,code=sm_120 -o "$object" "$source"
 done
 rm "$object"

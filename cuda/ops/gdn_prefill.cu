@@ -258,7 +258,7 @@ __device__ void walk_output(Shared& shared, T* out, std::int64_t out_stride, std
 
 template <class T, class State>
 __global__ void __launch_bounds__(kThreads, 1) gdn_prefill_kernel(const __grid_constant__ Params<T, State> p) {
-#if __CUDA_ARCH__ >= 900  // can_prefill_gdn
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200  // can_prefill_gdn
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   wait_for_previous_kernel();
