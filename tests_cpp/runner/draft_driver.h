@@ -115,9 +115,9 @@ class DraftEngine {
       const auto first = request.greedy.begin() + request.num_output();
       const Tokens wanted(first, first + count.second + 1);
       std::string text = "got";
-      for (const std::int32_t token : sampled) text += " " + std::to_string(token);
+      for (const std::int32_t token : sampled) text.append(" ").append(std::to_string(token));
       text += ", wanted";
-      for (const std::int32_t token : wanted) text += " " + std::to_string(token);
+      for (const std::int32_t token : wanted) text.append(" ").append(std::to_string(token));
       REQUIRE_MESSAGE(sampled == wanted, text << ", " << count.first << " drafts, at token " << request.num_computed);
       request.tokens.insert(request.tokens.end(), sampled.begin(), sampled.end());
       request.num_computed = static_cast<int>(request.tokens.size()) - 1;

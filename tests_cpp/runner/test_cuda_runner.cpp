@@ -5,6 +5,7 @@
 #include <random>
 
 #include "tests_cpp/runner/driver.h"
+#include "tests_cpp/runner/request_names.h"
 #include "tests_cpp/support/on_device.h"
 
 // What CUDA must show beside the rules that it shares with the CPU (DELTAIC_TEST_DEVICE). In f32: in 16 bits the
@@ -63,7 +64,7 @@ void compare(const TinyModel& model, Engine& cpu, Engine& cuda, unsigned seed, i
   };
   for (int step = 0; step < num_steps; ++step) {
     while (live.size() < 8 && random() % 3 == 0) {
-      const std::string id = "r" + std::to_string(num_added++);
+      const std::string id = numbered("r", num_added++);
       const Tokens prompt = prompt_of(1 + static_cast<int>(random() % 17), num_added);
       const SamplingParams params = random_params(random);
       cpu.add(id, prompt, params), cuda.add(id, prompt, params);
@@ -155,7 +156,7 @@ TEST_CASE(
   Step first(runner);
   for (int i = 0; i < 18; ++i) {
     const int block = 1 + 5 * i;
-    first.admit("r" + std::to_string(i), prompt_of(3, i), {block, block + 1, block + 2, block + 3, block + 4}, 3);
+    first.admit(numbered("r", i), prompt_of(3, i), {block, block + 1, block + 2, block + 3, block + 4}, 3);
   }
   run_step(runner, first);
   std::vector<int> live;
@@ -167,18 +168,18 @@ TEST_CASE(
     if (step == 4 || step == 8) {
       const std::size_t kept = step == 4 ? 17 : 5;
       while (live.size() > kept) {
-        next.finish("r" + std::to_string(live.front()));
+        next.finish(numbered("r", live.front()));
         live.erase(live.begin());
       }
     }
-    for (const int i : live) next.run("r" + std::to_string(i), computed[i]++, 1);
-    const std::string late = "late" + std::to_string(step);
-    if (step % 3 == 2) next.finish("late" + std::to_string(step - 3)).admit(late, prompt_of(6, step), {190, 191}, 6);
+    for (const int i : live) next.run(numbered("r", i), computed[i]++, 1);
+    const std::string late = numbered("late", step);
+    if (step % 3 == 2) next.finish(numbered("late", step - 3)).admit(late, prompt_of(6, step), {190, 191}, 6);
     const ModelRunnerOutput output = run_step(runner, next);
     CHECK(output.failed_req_ids.empty());
   }
   for (const int i : live) {
-    const auto tokens = runner.input_batch().token_ids(runner.input_batch().find("r" + std::to_string(i)));
+    const auto tokens = runner.input_batch().token_ids(runner.input_batch().find(numbered("r", i)));
     Tokens expected = prompt_of(3, i);
     for (const std::int32_t token : dense_greedy(runner, expected, 17)) expected.push_back(token);
     CHECK(Tokens(tokens.begin(), tokens.end()) == expected);

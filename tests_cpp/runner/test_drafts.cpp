@@ -3,6 +3,7 @@
 #include <set>
 
 #include "tests_cpp/runner/draft_driver.h"
+#include "tests_cpp/runner/request_names.h"
 
 using namespace deltaic;
 using namespace deltaic::test;
@@ -118,9 +119,9 @@ TEST_CASE("D45, D46: sixteen rows with drafts beside four prefills give what eac
     RunnerOptions options = draft_options(330);
     options.max_num_reqs = 20, options.max_num_batched_tokens = 2000;
     DraftEngine engine(ModelRunner(model->config, model->tensors, draft_caches(*model, {.num_blocks = 900}), options));
-    for (int i = 0; i < 16; ++i) engine.add("spec" + std::to_string(i), prompt_of(3 + i, i), 16);
+    for (int i = 0; i < 16; ++i) engine.add(numbered("spec", i), prompt_of(3 + i, i), 16);
     engine.step_all({});
-    for (int i = 0; i < 4; ++i) engine.add((i % 2 == 0 ? "a" : "z") + std::to_string(i), prompt_of(300, 40 + i), 8);
+    for (int i = 0; i < 4; ++i) engine.add(numbered(i % 2 == 0 ? "a" : "z", i), prompt_of(300, 40 + i), 8);
     std::map<std::string, Script> scripts;
     for (const auto& [req_id, request] : engine.requests) {
       const int i = static_cast<int>(scripts.size());
@@ -134,7 +135,7 @@ TEST_CASE("D45, D46: sixteen rows with drafts beside four prefills give what eac
 
 TEST_CASE("D47: the first verified step of a request that joins starts from an accepted count of one") {
   DraftEngine engine = make_engine(dense_hybrid(), {.num_blocks = 200}, 64);
-  for (int i = 0; i < 7; ++i) engine.add("old" + std::to_string(i), prompt_of(4 + i, i));
+  for (int i = 0; i < 7; ++i) engine.add(numbered("old", i), prompt_of(4 + i, i));
   engine.step_all({});
   for (int i = 0; i < 3; ++i) engine.step_all({.num_drafts = 3, .num_right = 3});
   engine.add("new", prompt_of(6, 20));
@@ -199,9 +200,9 @@ TEST_CASE("D52: rows with drafts beside the parts of a long prompt") {
   DraftEngine engine = make_engine(dense_hybrid(), {.num_blocks = 200}, 200);
   engine.add("long", prompt_of(160, 1), 4);
   for (int part = 0; part < 8; ++part) {
-    engine.add("short" + std::to_string(part), prompt_of(2 + part, 20 + part), 50);
+    engine.add(numbered("short", part), prompt_of(2 + part, 20 + part), 50);
     engine.step_all({.num_drafts = 3, .num_right = part % 4, .num_prefill = 20});
-    if (part >= 6) engine.finish("short" + std::to_string(part - 6));
+    if (part >= 6) engine.finish(numbered("short", part - 6));
   }
 }
 
