@@ -15,7 +15,7 @@ struct DeviceMemory {
   std::int64_t free_bytes = 0;  // of all that use the device
   std::int64_t total_bytes = 0;
 };
-// Throws InvalidArgument for the CPU or a device that there is not, Unsupported in a build without CUDA.
+// Throws InvalidArgument for the CPU or a device that there is not, Unsupported where num_cuda_devices() is 0.
 DeviceMemory device_memory(Device device);
 
 // What the driver calls a CUDA device: "NVIDIA H200". Throws as device_memory.

@@ -12,9 +12,13 @@ namespace {
 
 void check_is_gpu(const char* what, Device device) {
   DELTAIC_CHECK(device.type == DeviceType::cuda, what, " is of a CUDA device, not of the CPU");
+  DELTAIC_CHECK(device.index >= 0, "there is no CUDA device ", device.index);
   const int num_devices = cuda::num_devices();
-  DELTAIC_CHECK(device.index >= 0 && (num_devices == 0 || device.index < num_devices), "there is no CUDA device ",
-                device.index, ": this process may use ", num_devices);
+  if (num_devices == 0)
+    throw Unsupported(detail::concat(what, ": there is no CUDA device ", device.index,
+                                     "; this build is without CUDA, or the machine without a GPU or its driver"));
+  DELTAIC_CHECK(device.index < num_devices, "there is no CUDA device ", device.index, ": this process may use ",
+                num_devices);
 }
 
 }  // namespace
