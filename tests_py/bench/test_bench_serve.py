@@ -191,6 +191,23 @@ def test_times_and_counts_of_a_stream() -> None:
     }
 
 
+def test_role_that_opens_a_chat_is_no_token() -> None:
+    async def answer(_: bytes, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM + chunk(event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})))
+        await writer.drain()
+        for text in ("a", "b"):
+            await asyncio.sleep(0.1)
+            writer.write(chunk(event({"choices": [{"delta": {"content": text}}]})))
+            await writer.drain()
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    with server(answer) as url:
+        got = ask_once(url)
+    assert (got.error, got.text, got.output_len) == ("", "ab", 2)
+    assert got.ttft >= 0.1
+    assert len(got.itls) == 1
+
+
 def test_server_without_usage_gives_a_token_an_event() -> None:
     async def answer(_: bytes, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         await say(writer, 3, first_s=0, gap_s=0, usage=False)

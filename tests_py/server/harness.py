@@ -58,7 +58,7 @@ def serve(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `deltaic serve`; yield its process and URL once it listens. What it says on stderr is stderr.read()."""
     command = [sys.executable, "-m", "deltaic", "serve", "--port", "0"]
     if "--kv-cache-memory-bytes" not in args:
-        command += ["--kv-cache-memory-bytes", str(160 << 20)]
+        command += ["--kv-cache-memory-bytes", str(256 << 20)]
     with subprocess.Popen([*command, *args], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

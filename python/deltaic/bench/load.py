@@ -131,7 +131,7 @@ async def ask(target: Target, given: LoadRequest) -> Answer:
             if usage := event.get("usage"):
                 answer.output_len = usage["completion_tokens"]
                 answer.prompt_len = usage.get("prompt_tokens", answer.prompt_len)
-            if not (choices := event.get("choices")):
+            if not (choices := event.get("choices")) or _only_opens(choices[0]):
                 continue
             now = time.perf_counter()
             if answer.ttft == 0.0:
@@ -157,6 +157,12 @@ def _post(target: Target, given: LoadRequest) -> AsyncIterator[bytes]:
 
 def _text(choice: dict[str, Any]) -> str:
     return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+
+
+def _only_opens(choice: dict[str, Any]) -> bool:
+    """Say whether the event of a chat names the role alone: servers send it before the first token."""
+    delta = choice.get("delta") or {}
+    return "role" in delta and not any(delta.get(part) for part in ("content", "reasoning_content", "tool_calls"))
 
 
 async def served_model(url: Url, api_key: str | None, timeout_s: float) -> str:
