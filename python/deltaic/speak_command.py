@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,6 +54,9 @@ def speak(
     if output == "-" and as_json:
         raise CommandError("--json and '-o -' both write to stdout: name a file", 2)
     chunk: Chunked | Full = Chunked(chunk_first, chunk_size) if async_chunk else Full()
+    if not math.isfinite(max_seconds):
+        raise CommandError(f"--max-seconds must be finite, got {max_seconds}", 2)
+    check_can_write(output)
     folder = resolve_model(model)
     max_frames = max(2, int(max_seconds * load_speech_config(folder).frames_per_second))
     pipeline = SpeechPipeline(folder, chunk=chunk, max_num_seqs=1, max_frames=max_frames, num_threads=num_threads)
@@ -72,6 +78,17 @@ def speak(
         print(describe(report), file=sys.stderr)
 
 
+def check_can_write(output: str) -> None:
+    """Refuse what can be no file, before anything is loaded."""
+    if output == "-":
+        return
+    path = Path(output)
+    if not output or path.is_dir():
+        raise CommandError(f"--output must name a file, got {output!r}", 2)
+    if not path.parent.is_dir():
+        raise CommandError(f"--output is {output!r}, and there is no folder {str(path.parent)!r}", 2)
+
+
 def write_speech(pipeline: Any, text: str, params: Any, output: str) -> dict[str, Any]:
     """Write the chunks as they come; return what there is to say of them."""
     from deltaic.stages.speech.audio import WavWriter, to_pcm16
@@ -80,9 +97,10 @@ def write_speech(pipeline: Any, text: str, params: Any, output: str) -> dict[str
     chunks = pipeline.stream(text, params)
     num_samples, num_chunks, first_s = 0, 0, None
     final = None
+    first = next(chunks)  # a refused text leaves a file that is there as it is
     writer = None if output == "-" else WavWriter(output, pipeline.config.sample_rate)
     try:
-        for chunk in chunks:
+        for chunk in itertools.chain([first], chunks):
             final = chunk
             if not len(chunk.samples):
                 continue

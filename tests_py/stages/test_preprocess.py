@@ -144,6 +144,36 @@ def test_f8_a_hook_that_returns_too_little_changes_nothing(what: str) -> None:
     assert model.batches == []
 
 
+@pytest.mark.parametrize(
+    "returned",
+    [{"updates": [{"x": {"y": 1}}, None]}, {"ids": np.zeros((2, 3), np.int32)}],
+    ids=["an update that is no dict", "ids of two dimensions"],
+)
+def test_f8_a_hook_that_returns_another_kind_changes_nothing(returned: dict[str, Any]) -> None:
+    class Wrong(TalkerStage):
+        def preprocess_decodes(self, rows: Any, ids: Any, payloads: Any) -> Any:
+            return replace(super().preprocess_decodes(rows, ids, payloads), **returned)
+
+    runner = make_runner(Wrong(), "a", "b")
+    before = state_of(runner)
+    with pytest.raises(ValueError, match="decode preprocessing"):
+        runner.preprocess([decode("a", 0), decode("b", 1)], ids(3, 4))
+    assert state_of(runner) == before
+
+
+def test_f8_a_predictor_that_returns_narrow_embeddings_changes_nothing() -> None:
+    class Narrow(TalkerStage):
+        def predict_codes(self, inputs: Any) -> Any:
+            embeds, codes = super().predict_codes(inputs)
+            return embeds[:, :-1], codes
+
+    runner = make_runner(Narrow(), "a", "b")
+    before = state_of(runner)
+    with pytest.raises(ValueError, match="the code predictor returned embeddings"):
+        runner.preprocess([decode("a", 0), decode("b", 1)], ids(3, 4))
+    assert state_of(runner) == before
+
+
 @pytest.mark.parametrize("model", [TalkerStage(), ScalarTalkerStage()], ids=["batched", "scalar"])
 def test_row_31_a_malformed_request_fails_alone(model: Any) -> None:
     model.broken = {"b"}

@@ -75,3 +75,36 @@ def test_row_20_a_text_model_says_that_it_does_not_speak(
 ) -> None:
     assert speak(default_model) == 1
     assert "which does not speak" in capsys.readouterr().err
+
+
+def test_a_refused_text_leaves_the_file_that_is_there(tiny_tts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.wav"
+    path.write_bytes(b"precious")
+    assert speak(tiny_tts, "-o", str(path), "--speaker", "nobody") != 0
+    assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "/nonexistent/x.wav"), "there is no folder '/nonexistent'"),
+        (("-o", "/"), "must name a file"),
+        (("-o", ""), "must name a file"),
+        (("--max-seconds", "inf"), "--max-seconds must be finite"),
+        (("--max-leading-silence", "inf"), "max_leading_silence_s must be finite"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    tiny_tts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert speak(tiny_tts, *options) == 2
+    error = capfd.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "speech.wav").exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deltaic.stages.speech import SpeechPipeline, Voice
+from deltaic.stages.speech import SpeechParams, SpeechPipeline, Voice
 from deltaic.stages.speech.audio import SilenceTrimmer
 from speech_driver import TEXT, Spoken, make_pipeline, params, run, same, speak
 from test_channel import Clock
@@ -190,3 +190,91 @@ def test_row_17_the_bound_is_an_option_of_a_clone(tiny_tts: Path, seed: int) -> 
 
     assert leading(make_pipeline(tiny_tts)) >= 20
     assert leading(make_pipeline(tiny_tts), max_leading_silence_s=0.02) <= 4
+
+
+BAD_FIELDS: list[dict[str, Any]] = [
+    {"max_frames": 20.5},
+    {"min_frames": 1.5},
+    {"top_k": "x"},
+    {"codes_top_k": -3},
+    {"codes_top_p": "a"},
+    {"codes_temperature": float("nan")},
+    {"repetition_penalty": 0},
+    {"max_leading_silence_s": float("inf")},
+    {"timeout_s": float("nan")},
+    {"seed": "x"},
+    {"seed": 1.5},
+    {"language": None},
+]
+
+
+@pytest.mark.parametrize("fields", BAD_FIELDS, ids=str)
+def test_a_bad_field_is_refused_by_its_name_when_the_parameters_are_made(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        SpeechParams(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"language": "english"},
+        {"instruct": "softly"},
+        {"whole_text_first": True},
+        {"voice": Voice(x_vector=[1.0, 2.0, 3.0])},
+        {"voice": Voice(codes=[[1, 2, 3, 4]], text_ids=[5])},
+    ],
+    ids=str,
+)
+def test_a_thinkers_pipeline_refuses_what_it_would_not_heed(tiny_speech: Path, fields: dict[str, Any]) -> None:
+    pipeline = make_pipeline(tiny_speech)
+    with pytest.raises(ValueError, match="a pipeline with a thinker takes a speaker alone"):
+        pipeline.add("a", TEXT, params(**fields))
+    assert not pipeline.has_unfinished_requests()
+
+
+def test_a_talker_that_refuses_a_request_ends_it_alone(tiny_speech: Path) -> None:
+    pipeline = make_pipeline(tiny_speech)
+    start = pipeline._start_talker
+
+    def refuse(key: str, *rest: Any, **fields: Any) -> None:
+        if key.startswith("bad/"):
+            raise TypeError("not like this")
+        start(key, *rest, **fields)
+
+    pipeline._start_talker = refuse  # type: ignore[method-assign]
+    pipeline.add("a", TEXT, params())
+    pipeline.add("bad", TEXT, params())
+    spoken: dict[str, Spoken] = {}
+    run(pipeline, spoken)
+    assert spoken["bad"].final.error == "stage 'talker' failed: not like this"
+    assert np.array_equal(spoken["a"].samples, expected(tiny_speech).samples)
+
+
+class FailingReferences:
+    def start(self, codes: Any) -> Any:
+        raise RuntimeError("no reference")
+
+
+def test_a_refused_request_leaves_nothing_behind(tiny_tts: Path) -> None:
+    """Not in the engine, whose slots others need, nor in the talker or the channels."""
+    pipeline = make_pipeline(tiny_tts)
+    with pytest.raises(ValueError, match="speaker"):
+        pipeline.add("a", TEXT, params(voice=Voice(speaker="nobody")))
+    with pytest.raises(ValueError, match="codes"):
+        pipeline.add("a", TEXT, params(voice=Voice(codes=[[1, 2]], text_ids=[5])))
+    add_request: Any = pipeline.talker_engine.add_request
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError("full")
+
+    pipeline.talker_engine.add_request = fail  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        pipeline.add("a", TEXT, params())
+    pipeline.talker_engine.add_request = add_request  # type: ignore[method-assign]
+    pipeline.references, references = FailingReferences(), pipeline.references  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="no reference"):
+        pipeline.add("a", TEXT, params())
+    pipeline.references = references
+    assert not pipeline.has_unfinished_requests()
+    assert not pipeline.talker_engine.has_unfinished_requests()
+    assert same(speak(pipeline)["a"], speak(make_pipeline(tiny_tts))["a"])

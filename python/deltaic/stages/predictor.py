@@ -53,6 +53,7 @@ class PredictorDriver:
     ) -> None:
         self._model = model
         self._sampling = sampling or PredictorSampling()
+        self._hidden_size = hidden_size
         size = model.traits.predictor_hidden_size or hidden_size
         rows = max([max_num_reqs, *capture_sizes])
         self.ids = np.zeros(rows, np.int32)
@@ -71,7 +72,7 @@ class PredictorDriver:
         """Run the first len(req_ids) staged rows; return their next embeddings and their codes.
 
         A seed gives the same codes alone and in any batch. The staging memory is as before when this returns or raises.
-        ValueError when the model returns too few rows.
+        ValueError when the model returns too few rows, or rows of another size.
         """
         count = len(req_ids)
         streams = [self.streams.get(req_id, seed) for req_id, seed in zip(req_ids, seeds, strict=True)]
@@ -120,6 +121,10 @@ class PredictorDriver:
         if len(embeds) < count or len(codes) < count:
             raise ValueError(
                 f"the code predictor returned {len(embeds)} embeddings and {len(codes)} rows of codes for {count} rows"
+            )
+        if np.shape(embeds)[1:] != (self._hidden_size,):
+            raise ValueError(
+                f"the code predictor returned embeddings of {np.shape(embeds)[1:]}, wanted ({self._hidden_size},)"
             )
         # Copies: a captured predictor writes its results to the same memory in each step.
         return np.array(embeds[:count], np.float32), np.array(codes[:count])

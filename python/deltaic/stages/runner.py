@@ -194,6 +194,15 @@ class StageRunner:
         for what, given, count in (*wanted, ("updates", result.updates, num_rows)):
             if len(given) != count:
                 raise ValueError(f"decode preprocessing returned {len(given)} {what} for {count}")
+        if np.ndim(result.ids) != 1:
+            raise ValueError(
+                f"decode preprocessing returned ids of shape {np.shape(result.ids)}, wanted ({num_tokens},)"
+            )
+        for update in result.updates:
+            if not isinstance(update, Mapping):
+                raise ValueError(
+                    f"decode preprocessing returned an update that is a {type(update).__name__}, not a dict"
+                )
         if np.shape(result.embeds)[1:] != self.embeds.shape[1:]:
             raise ValueError(
                 f"decode preprocessing returned embeddings of {np.shape(result.embeds)[1:]}, wanted "

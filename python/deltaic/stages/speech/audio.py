@@ -39,7 +39,10 @@ class WavWriter:
     """Writes mono samples as 16-bit PCM, a piece at a time."""
 
     def __init__(self, target: str | Path | Any, sample_rate: int) -> None:
-        self._file = wave.open(str(target) if isinstance(target, (str, Path)) else target, "wb")  # noqa: SIM115
+        # Opened here: where it cannot be opened, wave would complain of its half-made writer too.
+        self._owned = open(target, "wb") if isinstance(target, (str, Path)) else None  # noqa: SIM115
+        file: Any = target if self._owned is None else self._owned
+        self._file = wave.open(file, "wb")  # noqa: SIM115
         self._file.setnchannels(1)
         self._file.setsampwidth(2)
         self._file.setframerate(sample_rate)
@@ -49,6 +52,8 @@ class WavWriter:
 
     def close(self) -> None:
         self._file.close()
+        if self._owned is not None:
+            self._owned.close()
 
     def __enter__(self) -> WavWriter:
         return self

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deltaic import _core
 from deltaic.sampling_params import SamplingParams
 from deltaic.stages.speech.prompt import Voice
+
+
+def _check_number(name: str, value: object, *, is_int: bool = False) -> None:
+    kind = numbers.Integral if is_int else numbers.Real
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise ValueError(f"{name} must be {'an integer' if is_int else 'a number'}, got {value!r:.60}")
+    if not is_int and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,17 @@ class SpeechParams:
     wants_sound: bool = True  # False: the thinker's text alone, the stages behind it are left out
 
     def __post_init__(self) -> None:
+        for name in ("max_frames", "min_frames", "top_k", "codes_top_k", "max_text_tokens", "seed"):
+            if getattr(self, name) is not None or name != "seed":
+                _check_number(name, getattr(self, name), is_int=True)
+        for name in ("temperature", "top_p", "repetition_penalty", "codes_temperature", "codes_top_p"):
+            _check_number(name, getattr(self, name))
+        for name in ("max_leading_silence_s", "timeout_s"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name))
+        for name in ("language", "instruct"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a string, got {getattr(self, name)!r:.60}")
         if not self.max_frames >= 1:
             raise ValueError(f"max_frames must be at least 1, got {self.max_frames}")
         if not 0 <= self.min_frames <= self.max_frames:
@@ -50,6 +71,28 @@ class SpeechParams:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
         if self.max_text_tokens < 1:
             raise ValueError(f"max_text_tokens must be at least 1, got {self.max_text_tokens}")
+        if self.codes_top_k < 0:
+            raise ValueError(f"codes_top_k must be at least 0, got {self.codes_top_k}")
+        if not self.codes_temperature > 0:
+            raise ValueError(f"codes_temperature must be above 0, got {self.codes_temperature}")
+        if not 0 < self.codes_top_p <= 1:
+            raise ValueError(f"codes_top_p must be in (0, 1], got {self.codes_top_p}")
+        self.talker_params(codebook_size=1, eos_id=1)  # refuses the others
+
+    def check_thinker_knows(self) -> None:
+        """Raise ValueError for what only text that is spoken as it is can have: of an answer a speaker is all."""
+        voice = self.voice
+        given = {
+            "language": self.language != "auto",
+            "instruct": bool(self.instruct),
+            "whole_text_first": self.whole_text_first,
+            "voice.x_vector": voice.x_vector is not None,
+            "voice.codes": voice.codes is not None,
+            "voice.text_ids": len(voice.text_ids) > 0,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ValueError(f"{name} is given, but a pipeline with a thinker takes a speaker alone")
 
     def with_fields(self, **fields: Any) -> SpeechParams:
         return replace(self, **fields)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,10 +150,8 @@ class SpeechPipeline:
     def add_rows(self, request_id: str, prompt: Prompt, params: SpeechParams | None = None) -> None:
         """Queue an utterance by the rows of its prompt: of a thinker that runs elsewhere, say."""
         params = self._checked(request_id, params or self.default_params())
-        generation = next(self._generations)
-        key = f"{request_id}/{generation}"
-        self._start_talker(key, prompt.rows, prompt.text, prompt.pad, params, is_text_complete=True)
-        self._begin(request_id, key, generation, 0, params)
+        with self._begin(request_id, 0, params) as utterance:
+            self._start_talker(utterance.key, prompt.rows, prompt.text, prompt.pad, params, is_text_complete=True)
 
     def default_params(self) -> SpeechParams:
         return SpeechParams(max_frames=self.max_frames)
@@ -271,8 +270,9 @@ class SpeechPipeline:
                     utterance.params,
                     is_text_complete=False,
                 )
-            except ValueError as error:
-                self._end(utterance, "error", str(error))
+            except Exception as error:  # of this request alone: the others go on
+                logger.error("the talker refused %s", utterance.request_id, exc_info=error)
+                self._end(utterance, "error", f"stage 'talker' failed: {error}")
                 return
             utterance.is_talking = True
             utterance.num_text_rows = len(rows) - begin
@@ -389,28 +389,32 @@ class SpeechPipeline:
     def _add_to_thinker(self, request_id: str, prompt_ids: list[int], params: SpeechParams) -> None:
         assert self.thinker_engine is not None
         params = self._checked(request_id, params)
+        params.check_thinker_knows()
         self.prompts.check_speaker(params.voice.speaker)
-        generation = next(self._generations)
-        key = f"{request_id}/{generation}"
-        self.thinker_engine.add_request(
-            key,
-            prompt_ids,
-            SamplingParams(
-                temperature=params.temperature if params.do_sample else 0.0,
-                max_tokens=params.max_text_tokens,
-                seed=params.seed,
-            ),
-            eos_token_ids=self._thinker_eos_ids,
-        )
-        if params.wants_sound:
-            self._tap.watch(key)
-        self._begin(request_id, key, generation, len(prompt_ids), params)
+        with self._begin(request_id, len(prompt_ids), params) as utterance:
+            self.thinker_engine.add_request(
+                utterance.key,
+                prompt_ids,
+                SamplingParams(
+                    temperature=params.temperature if params.do_sample else 0.0,
+                    max_tokens=params.max_text_tokens,
+                    seed=params.seed,
+                ),
+                eos_token_ids=self._thinker_eos_ids,
+            )
+            if params.wants_sound:
+                self._tap.watch(utterance.key)
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, request_id: str, key: str, generation: int, num_thinker_tokens: int, params: SpeechParams) -> None:
+    @contextmanager
+    def _begin(self, request_id: str, num_thinker_tokens: int, params: SpeechParams) -> Iterator[Utterance]:
+        """Make an utterance, and let it live when the block has handed it to its first stage."""
+        generation = next(self._generations)
+        key = f"{request_id}/{generation}"
         limit = params.timeout_s or self._timeout_s
         silence_s = params.max_leading_silence_s
+        stream = self.references.start(params.voice.codes)
         utterance = Utterance(
             request_id=request_id,
             key=key,
@@ -418,7 +422,7 @@ class SpeechPipeline:
             params=params,
             expires_at=float("inf") if limit is None else self._clock() + limit,
             channel=self._channels.open(request_id, generation),
-            stream=self.references.start(params.voice.codes),
+            stream=stream,
             trimmer=None if silence_s is None else SilenceTrimmer(int(silence_s * self.config.sample_rate)),
             num_prompt_tokens=num_thinker_tokens,
             is_talking=num_thinker_tokens == 0,
@@ -426,6 +430,11 @@ class SpeechPipeline:
             stages=self.graph.active(wants_sound=params.wants_sound),
             text=None if self.tokenizer is None else IncrementalDecoder(self.tokenizer),
         )
+        try:
+            yield utterance
+        except BaseException:
+            self._channels.forget(request_id)
+            raise
         self._live[request_id] = self._by_key[key] = utterance
 
     def _start_talker(
