@@ -150,7 +150,7 @@ void run(cudaStream_t stream, std::vector<Layer>& layers, int m) {
       if (parts & kOut) ops::linear(ctx, inner, {layer.out_proj, nullptr}, {.bias = {}, .accumulate = true}, x);
       const ops::Weight router{layer.router, nullptr};
       if ((parts & kRouter) && (parts & kFusedRouter)) {
-        ops::moe_route(ctx, x, moe_norm, router, kExperts, true, ids, weights);
+        ops::moe_route(ctx, x, moe_norm, router, kExperts, true, true, ids, weights);
       } else if (parts & kRouter) {
         ops::linear(ctx, x, router, {.bias = {}, .norm = moe_norm}, logits);
         ops::moe_router(ctx, expert_logits, shared_logits, true, ids, weights);

@@ -80,7 +80,7 @@ void silu_mul(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("silu_m
 void sigmoid_mul(ops::Stream, TensorView, TensorView) { no_cuda("sigmoid_mul"); }
 void moe_router(ops::Stream, TensorView, TensorView, bool, TensorView, TensorView) { no_cuda("moe_router"); }
 bool moe_route_fits(TensorView, const ops::Weight&, std::int64_t) { no_cuda("moe_route"); }
-void moe_route(ops::Stream, TensorView, const ops::FusedNorm&, const ops::Weight&, std::int64_t, bool, TensorView,
+void moe_route(ops::Stream, TensorView, const ops::FusedNorm&, const ops::Weight&, std::int64_t, bool, bool, TensorView,
                TensorView) {
   no_cuda("moe_route");
 }

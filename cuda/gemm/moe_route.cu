@@ -1,7 +1,8 @@
 // Norm, router and choice of the experts for 1 to 16 tokens.
 //   a cluster of 16 blocks shares the experts out, kTiles tiles of 8 rows a block, which are in shared memory before
-//   the wait for the previous kernel; warps split the columns; products are those of tile_stream.cuh logits go to the
-//   block of their token, whose first warp chooses what a token gets does not depend on the others; bound by latency
+//   the wait for the previous kernel; warps split the columns; products are those of tile_stream.cuh logits
+//   go to the block of their token, whose first warp chooses
+//   what a token gets does not depend on the others; bound by latency
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -169,8 +170,7 @@ bool moe_route_fits(TensorView x, const ops::Weight& router, std::int64_t num_ex
 }
 
 void moe_route(ops::Stream stream, TensorView x, const ops::FusedNorm& norm, const ops::Weight& router,
-               std::int64_t num_experts, bool renormalize, TensorView expert_ids, TensorView weights) {
-  const bool has_shared = router.out_features() > num_experts;
+               std::int64_t num_experts, bool has_shared, bool renormalize, TensorView expert_ids, TensorView weights) {
   const auto k = static_cast<int>(expert_ids.shape[1]) - (has_shared ? 1 : 0);
   DELTAIC_CHECK(k <= kMaxExpertsPerToken, "moe_route on CUDA takes up to ", kMaxExpertsPerToken,
                 " experts a token, not ", k);

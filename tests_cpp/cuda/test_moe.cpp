@@ -61,7 +61,8 @@ void check_route(const RouteCase& c) {
   CAPTURE(num_experts);
   CAPTURE(num_tokens);
   CAPTURE(has_shared);
-  const std::int64_t num_rows = num_experts + (has_shared ? 1 : 0), num_columns = k + (has_shared ? 1 : 0);
+  const std::int64_t num_columns = k + (has_shared ? 1 : 0);
+  const std::int64_t num_rows = num_experts + (has_shared ? 8 : 0);  // as a Projection pads them
   const Tensor x = test::to_gpu(test::random({num_tokens, hidden}, dtype, 1));
   const Tensor router = test::to_gpu(test::random({num_rows, hidden}, dtype, 2, 0.3));
   const Tensor norm_weight = test::to_gpu(test::random({hidden}, DType::f32, 3));
@@ -84,10 +85,10 @@ void check_route(const RouteCase& c) {
     shared_logits.shape[1] = 1;
   }
   ops::moe_router(kContext, expert_logits, shared_logits, true, expected.ids.view(), expected.weights.view());
-  ops::moe_route(kContext, x.view(), norm, test::weight_of(router), num_experts, true, all.ids.view(),
+  ops::moe_route(kContext, x.view(), norm, test::weight_of(router), num_experts, has_shared, true, all.ids.view(),
                  all.weights.view());
   for (std::int64_t t = 0; t < num_tokens; ++t)
-    ops::moe_route(kContext, x.view().slice(t, t + 1), norm, test::weight_of(router), num_experts, true,
+    ops::moe_route(kContext, x.view().slice(t, t + 1), norm, test::weight_of(router), num_experts, has_shared, true,
                    alone.ids.view().slice(t, t + 1), alone.weights.view().slice(t, t + 1));
   CHECK(test::bits(test::to_host(all.ids)) == test::bits(test::to_host(expected.ids)));
   CHECK(test::max_error(test::values(test::to_host(all.weights)), test::values(test::to_host(expected.weights))) <=

@@ -33,8 +33,8 @@ void Moe::forward(const ops::Context& ctx, LayerInput& input, const StepShape& s
   const TensorView shared_logits = has_shared_expert ? columns(buffers.router_logits, num_experts, 1) : TensorView{};
   if (!shared_expert && router.parts.size() == 1 &&
       ops::moe_route_fits(ctx, input.x(), router.parts[0].weight, num_experts)) {
-    ops::moe_route(ctx, input.x(), input.norm(), router.parts[0].weight, num_experts, renormalize, buffers.expert_ids,
-                   buffers.expert_weights);
+    ops::moe_route(ctx, input.x(), input.norm(), router.parts[0].weight, num_experts, has_shared_expert, renormalize,
+                   buffers.expert_ids, buffers.expert_weights);
   } else {
     router.forward(ctx, input, buffers.router_logits);
     ops::moe_router(ctx, columns(buffers.router_logits, 0, num_experts),

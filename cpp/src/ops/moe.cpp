@@ -66,20 +66,20 @@ bool moe_route_fits(const Context& ctx, TensorView x, const Weight& router, std:
 }
 
 void moe_route(const Context& ctx, TensorView x, const FusedNorm& norm, const Weight& router, std::int64_t num_experts,
-               bool renormalize, TensorView expert_ids, TensorView weights) {
+               bool has_shared_expert, bool renormalize, TensorView expert_ids, TensorView weights) {
   const char* op = "moe_route";
   check_tensor(op, "x", x, ctx, float_types(ctx), {kAnySize, kAnySize});
   check_contiguous(op, "expert_ids", expert_ids, ctx, {DType::i32}, {x.shape[0], kAnySize});
   check_contiguous(op, "weights", weights, ctx, {DType::f32}, {x.shape[0], expert_ids.shape[1]});
   if (norm.is_set()) check_contiguous(op, "norm", norm.weight, ctx, {DType::f32}, {x.shape[1]});
-  const std::int64_t num_shared = router.out_features() - num_experts, k = expert_ids.shape[1] - num_shared;
-  DELTAIC_CHECK(num_shared == 0 || num_shared == 1, op, ": a router of ", router.out_features(), " rows for ",
-                num_experts, " experts");
+  const std::int64_t num_shared = has_shared_expert ? 1 : 0, k = expert_ids.shape[1] - num_shared;
+  DELTAIC_CHECK(router.out_features() >= num_experts + num_shared, op, ": a router of ", router.out_features(),
+                " rows for ", num_experts, " experts", has_shared_expert ? " and a shared one" : "");
   DELTAIC_CHECK(0 < k && k <= num_experts, op, ": ", k, " experts a token of ", num_experts);
   DELTAIC_CHECK(moe_route_fits(ctx, x, router, num_experts), op, ": ", x.shape[0], " tokens of ", name(x.dtype),
                 " do not fit one kernel");
   if (x.numel() == 0) return;
-  cuda::moe_route(ctx.stream, x, norm, router, num_experts, renormalize, expert_ids, weights);
+  cuda::moe_route(ctx.stream, x, norm, router, num_experts, has_shared_expert, renormalize, expert_ids, weights);
 }
 
 bool moe_experts_fuses_norm(const Context& ctx, TensorView x, const ExpertWeights& experts,

@@ -27,11 +27,11 @@ inline void moe_router(const Context& ctx, TensorView logits, bool renormalize, 
 // The norm, the router's product and moe_router in one kernel, only where moe_route_fits() says so: on CUDA, for few
 // tokens of f16 or bf16. A token's result does not depend on the others.
 //   x          [num_tokens, hidden]
-//   router     [num_experts, hidden], and with a shared expert its gate as one more row
+//   router     [>= num_experts, hidden]; with a shared expert row num_experts is its gate; more rows are not read
 //   expert_ids, weights  as for moe_router
 bool moe_route_fits(const Context& ctx, TensorView x, const Weight& router, std::int64_t num_experts);
 void moe_route(const Context& ctx, TensorView x, const FusedNorm& norm, const Weight& router, std::int64_t num_experts,
-               bool renormalize, TensorView expert_ids, TensorView weights);
+               bool has_shared_expert, bool renormalize, TensorView expert_ids, TensorView weights);
 
 struct ExpertWeights {
   std::vector<Weight> gate, up;  // [num_experts] of [intermediate, hidden]
@@ -74,7 +74,8 @@ void add_sigmoid_scaled(ThreadPool& threads, TensorView gate, TensorView x, Tens
 namespace cuda {
 bool moe_route_fits(TensorView x, const ops::Weight& router, std::int64_t num_experts);
 void moe_route(ops::Stream stream, TensorView x, const ops::FusedNorm& norm, const ops::Weight& router,
-               std::int64_t num_experts, bool renormalize, TensorView expert_ids, TensorView weights);
+               std::int64_t num_experts, bool has_shared_expert, bool renormalize, TensorView expert_ids,
+               TensorView weights);
 void moe_router(ops::Stream stream, TensorView logits, TensorView shared_logits, bool renormalize,
                 TensorView expert_ids, TensorView weights);
 bool moe_experts_fuses_norm(TensorView x, TensorView gate_up, TensorView down, std::int64_t num_experts_per_token);
