@@ -45,11 +45,16 @@ class EchoLLM:
 
     @staticmethod
     def _say(text: str) -> Iterator[str | BaseException]:
-        if text == "think":
+        if text == "think first":
+            yield "<think>Hm."
+            yield KeyboardInterrupt()
+        elif text == "think":
             yield "Hm.</thi"
             yield "nk>\n\nSo: "
-        else:
+        elif text != "at once":
             yield "You said: "
+        if text == "at once":
+            yield KeyboardInterrupt()
         if text == "interrupt":
             yield KeyboardInterrupt()
         if text == "fail":
@@ -100,6 +105,15 @@ def test_interrupt_stops_the_answer_and_keeps_what_was_said() -> None:
     assert out == "You said: \nYou said: Hi\n"
     assert notes == ["(stopped)"]
     assert session.messages[1] == {"role": "assistant", "content": "You said: "}
+
+
+def test_interrupt_before_the_first_word_takes_the_message_back() -> None:
+    session, llm, _, notes = converse("Hi", "at once", "Bye")
+    assert notes == ["(stopped; the message is taken back)"]
+    assert [message["content"] for message in llm.conversations[-1]] == ["Hi", "You said: Hi", "Bye"]
+    assert all(message["content"] for message in session.messages)
+    session, _, _, _ = converse("think first", "/retry")  # a thought alone is no answer
+    assert session.messages == []
 
 
 def test_interrupt_at_the_prompt_does_not_leave() -> None:
@@ -164,7 +178,9 @@ def test_parameters_are_set_and_shown() -> None:
         ("/think", "/think must be on or off, got ''"),
         ("/save", "/save needs the name of a file"),
         ("/load", "/load needs the name of a file"),
-        ("/load /no/such/file", "No such file"),
+        ("/load /no/such/file", "error: /no/such/file cannot be read: No such file or directory"),
+        ("/load /", "error: / cannot be read: Is a directory"),
+        ("/save /no/such/file", "error: /no/such/file cannot be written: No such file or directory"),
     ],
 )
 def test_wrong_commands_say_why_and_change_nothing(line: str, words: str) -> None:
@@ -182,7 +198,15 @@ def test_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
     assert llm.conversations[0] == [*session.messages, {"role": "user", "content": "Bye"}]
     assert notes == [f"(2 messages in {path})"]
     (tmp_path / "bad.json").write_text("{")
-    assert "is no conversation" in converse(f"/load {tmp_path / 'bad.json'}")[3][0]
+    for content in (b"{", b"\xff", b"[" * 1_000_000):
+        (tmp_path / "bad.json").write_bytes(content)
+        assert "bad.json is no conversation: " in converse(f"/load {tmp_path / 'bad.json'}", "/exit")[3][0]
+
+
+def test_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    session, _, _, _ = converse("Hi", "/save ~/talk.json", "/clear", "/load ~/talk.json")
+    assert json.loads((tmp_path / "talk.json").read_text()) == session.messages != []
 
 
 def test_figures_of_an_answer() -> None:

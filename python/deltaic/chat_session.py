@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -127,7 +128,10 @@ class ChatSession:
                 self.answer(text)
 
     def answer(self, text: str) -> None:
-        """Stream the answer to a message. One that cannot be answered is taken back, with a remark that says why."""
+        """Stream the answer to a message.
+
+        A message that cannot be answered, or whose answer is stopped before it says anything, is taken back.
+        """
         self.turns.append({"role": "user", "content": text})
         said = {"reasoning_content": "", "content": ""}
         last: RequestOutput | None = None
@@ -144,6 +148,10 @@ class ChatSession:
             self._display.end()
             if not self._interactive:
                 raise
+            if not said["content"]:
+                self.turns.pop()
+                self._note("(stopped; the message is taken back)")
+                return
             self._note("(stopped)")
         except (ValueError, NotImplementedError, RuntimeError) as error:
             if last is not None:
@@ -192,7 +200,7 @@ class ChatSession:
             return
         try:
             action()
-        except (ValueError, TypeError, OSError) as error:
+        except (ValueError, TypeError) as error:
             self._note(f"error: {error}")
 
     def _clear(self) -> None:
@@ -238,20 +246,33 @@ class ChatSession:
     def _save(self, name: str) -> None:
         if not name:
             raise ValueError("/save needs the name of a file")
-        Path(name).write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
+        with _told(f"{name} cannot be written"):
+            Path(name).expanduser().write_text(text, encoding="utf-8")
         self._note(f"({len(self.turns)} messages in {name})")
 
     def _load(self, name: str) -> None:
         if not name:
             raise ValueError("/load needs the name of a file")
+        with _told(f"{name} cannot be read"):
+            content = Path(name).expanduser().read_bytes()
         try:
-            messages = json.loads(Path(name).read_text(encoding="utf-8"))
-        except ValueError as error:
+            messages = json.loads(content)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is no conversation: {error}") from error
         self._llm.render_chat(messages)  # says what is wrong with them
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         self._system, self.turns = system, messages[0 if system is None else 1 :]
         self._note(f"({len(self.turns)} messages)")
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn what the system says of a file into one line without its numbers."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home for ~
+        raise ValueError(f"{what}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _number(name: str, text: str) -> float | None:
