@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -13,9 +14,35 @@ from typing import Any
 import pytest
 from deltaic import AsyncLLM
 from deltaic.server import ServerSettings
-from harness import Maker, running_server, until
+from harness import SMALL, Maker, running_server, until
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+TOY = ServerSettings(served_model_names=["toy"])
+
+HOW_TO_INSTALL = "apt-get install chromium fonts-dejavu-core; pip install playwright axe-playwright-python"
+
+
+def find_chromium() -> str:
+    """Return the path of a Chromium; the test fails where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.fail(f"the page is tested in Chromium, which is not installed: {HOW_TO_INSTALL}", pytrace=False)
+
+
+def load_module(name: str) -> Any:
+    """Import what the tests need; the test fails where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        pytest.fail(f"the page is tested with {error.name}, which is not installed: {HOW_TO_INSTALL}", pytrace=False)
+
+
+def test_tests_of_the_page_fail_without_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(pytest.fail.Exception, match="Chromium, which is not installed: apt-get install chromium"):
+        find_chromium()
+    with pytest.raises(pytest.fail.Exception, match=r"no_such_module, which is not installed: .* pip install playw"):
+        load_module("no_such_module")
 
 
 def test_page_is_one_file_that_reaches_no_other_host(make: Maker) -> None:
@@ -33,11 +60,8 @@ def test_page_is_one_file_that_reaches_no_other_host(make: Maker) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser test needs playwright")
-    if CHROMIUM is None:
-        pytest.skip("the browser test needs chromium, which is not installed")
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with load_module("playwright.sync_api").sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         yield made
         made.close()
 
@@ -82,9 +106,16 @@ def opened(browser: Any) -> Iterator[Any]:
         page.context.close()
 
 
+@pytest.fixture(scope="module")
+def caching_server() -> Iterator[str]:
+    """Yield the URL of a server that keeps the states of short prompts too."""
+    with AsyncLLM(**SMALL, mamba_block_size=16) as llm, running_server(llm, TOY) as url:
+        yield url
+
+
 @pytest.mark.slow
-def test_conversation_with_the_bundled_model(bundled_server: str, bundled_llm: AsyncLLM, opened: Any) -> None:
-    page = opened(bundled_server, viewport={"width": 1200, "height": 760})
+def test_conversation_with_the_bundled_model(caching_server: str, opened: Any) -> None:
+    page = opened(caching_server, viewport={"width": 1200, "height": 760})
     page.tab.get_by_text("toy, 4,096 tokens of context").wait_for()
     page.tab.get_by_label("Temperature").fill("0")
     page.send("What is the capital of France?")
@@ -95,14 +126,18 @@ def test_conversation_with_the_bundled_model(bundled_server: str, bundled_llm: A
     figures = page.answers().nth(1).locator(".figures").inner_text()
     assert re.search(r"\d+ tokens", figures)
     assert re.search(r"[\d.]+ tokens/s", figures)
-    assert re.search(r"\d+ of \d+ prompt tokens from the cache \(\d+ %\)", figures)
+    cached = re.search(r"(\d+) of (\d+) prompt tokens from the cache \((\d+) %\)", figures)
+    assert cached is not None, figures
+    num_cached, num_prompt, percent = map(int, cached.groups())
+    assert 16 <= num_cached < num_prompt  # the first turn is in the cache
+    assert percent == round(100 * num_cached / num_prompt)
     if folder := os.environ.get("DELTAIC_SCREENSHOTS"):
         page.tab.screenshot(path=str(Path(folder) / "page.png"))
     page.tab.get_by_role("button", name="New conversation").click()
     assert page.tab.locator("article").count() == 0
     assert page.wrong == []
     assert {url.split("/")[2] for url in page.requests if not url.startswith("data:")} == {
-        bundled_server.removeprefix("http://")
+        caching_server.removeprefix("http://")
     }
 
 
@@ -203,7 +238,7 @@ def test_errors_are_told_and_the_question_comes_back(make: Maker, opened: Any) -
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_is_accessible(make: Maker, opened: Any, scheme: str) -> None:
     """By the rules of axe-core; and all of it by the keyboard."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the test needs axe-playwright-python")
+    axe = load_module("axe_playwright_python.sync_playwright")
     server = make("`code` and\n\n```\nmore\n```")
     with running_server(server.llm, server.settings) as url:
         page = opened(url, color_scheme=scheme, viewport={"width": 390, "height": 800})
