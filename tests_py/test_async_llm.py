@@ -253,6 +253,12 @@ def test_bad_options(options: dict[str, Any]) -> None:
         AsyncLLM(**options)
 
 
+def test_option_that_is_none_is_named() -> None:
+    for name, nearest in (("max_wating", "max_waiting"), ("num_thread", "num_threads")):
+        with pytest.raises(TypeError, match=f"AsyncLLM has no option '{name}': did you mean '{nearest}'"):
+            AsyncLLM(**{name: 3})
+
+
 def test_bundled_model_says_what_llm_says() -> None:
     """Two engines, one after the other and at once, in one process; every block comes back."""
     small = {"max_num_seqs": 4, "kv_cache_memory_bytes": 32 << 20, "enable_prefix_caching": False}

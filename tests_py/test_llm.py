@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import time
@@ -46,6 +47,19 @@ def make(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Maker:
 
 def replace(params: SamplingParams, **fields: Any) -> SamplingParams:
     return dataclasses.replace(params, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_modle_len", "LLM has no option 'max_modle_len': did you mean 'max_model_len'?"),
+        ("seeed", "LLM has no option 'seeed': did you mean 'seed'?"),
+        ("zzz", "LLM has no option 'zzz': there are async_scheduling, block_size, "),
+    ],
+)
+def test_option_that_is_none_is_named(name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)):
+        LLM(**{name: 3})
 
 
 # ---- prompts ----

@@ -16,7 +16,7 @@ from typing import Any
 
 from deltaic.chat import Message, ToolFormat
 from deltaic.engine import EngineStats
-from deltaic.engine_config import EngineConfig
+from deltaic.engine_config import EngineConfig, check_option_names
 from deltaic.input_processor import EngineInput, InputProcessor, Prompt
 from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import SamplingParams
@@ -159,6 +159,7 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         check_limits(max_waiting, stall_timeout_s)
+        check_option_names("AsyncLLM", options, ("model", "seed", "max_logprobs", "max_waiting", "stall_timeout_s"))
         self._text = TextEngine(model, EngineConfig(**options), seed=seed, max_logprobs=max_logprobs)
         self.max_unfinished = self._text.engine.scheduler_config.max_num_seqs + max_waiting  # completions
         self._stall_timeout_s = stall_timeout_s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 FLOAT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -73,6 +75,16 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
+
+
+def check_option_names(owner: str, given: Iterable[str], own: Iterable[str]) -> None:
+    """Raise TypeError for an option that is neither a field of EngineConfig nor one of the owner's `own`."""
+    known = [*own, *(field.name for field in fields(EngineConfig))]
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(sorted(known))}"
+            raise TypeError(f"{owner} has no option {name!r}: {hint}")
 
 
 def check_device(name: str, value: object) -> None:

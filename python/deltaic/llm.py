@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from deltaic.chat import Message
 from deltaic.engine import Engine
-from deltaic.engine_config import EngineConfig
+from deltaic.engine_config import EngineConfig, check_option_names
 from deltaic.input_processor import EngineInput, Prompt
 from deltaic.interrupts import deferred_interrupt
 from deltaic.outputs import RequestOutput
@@ -51,6 +51,7 @@ class LLM:
         max_logprobs: int = 20,
         **options: Any,
     ) -> None:
+        check_option_names("LLM", options, ("model", "seed", "max_logprobs"))
         config = EngineConfig(
             device=device,
             dtype=dtype,
