@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deltaic.cli_options import CommandError, Debug, NumThreads, Seed, usage
+from deltaic.cli_options import CommandError, Debug, Device, NumThreads, Seed, usage
 
 if TYPE_CHECKING:
     from deltaic.stages.graph import Chunked, Full
@@ -38,6 +38,7 @@ def speak(
     async_chunk: Annotated[
         bool, typer.Option("--async-chunk/--no-async-chunk", help="Decode while the talker speaks, or once at the end.")
     ] = True,
+    device: Device = "auto",
     num_threads: NumThreads = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object about the utterance.")] = False,
     debug: Debug = False,
@@ -56,6 +57,8 @@ def speak(
     chunk: Chunked | Full = Chunked(chunk_first, chunk_size) if async_chunk else Full()
     if not math.isfinite(max_seconds):
         raise CommandError(f"--max-seconds must be finite, got {max_seconds}", 2)
+    if device not in ("auto", "cpu"):
+        raise CommandError(f"a model that speaks runs on the CPU, got --device {device}", 2)
     check_can_write(output)
     folder = resolve_model(model)
     max_frames = max(2, int(max_seconds * load_speech_config(folder).frames_per_second))

@@ -54,6 +54,43 @@ def test_sizes_of_a_chunked_edge_are_checked(first: int, size: int, left: int) -
         Chunked(first, size, left)
 
 
+@pytest.mark.parametrize("name", ["first", "size", "left_context"])
+@pytest.mark.parametrize("value", [float("nan"), 2.0, "2", None, True])
+def test_sizes_of_a_chunked_edge_are_integers(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name} of a chunked edge must be an integer, got {value!r}$"):
+        Chunked(**({"first": 1, "size": 1} | {name: value}))
+
+
+LISTS: Any = [A]
+NAMES: Any = ("a.x",)
+
+
+@pytest.mark.parametrize(
+    ("stages", "edge", "message"),
+    [
+        ([FIRST, LAST], {"mode": "full"}, "mode of edge first -> last must be .*, got 'full'"),
+        ([FIRST, LAST], {"mode": Full}, "mode of edge first -> last must be"),
+        ([FIRST, LAST], {"keys": (A, A)}, "keys of edge first -> last has a.x twice"),
+        ([FIRST, LAST], {"keys": LISTS}, "keys of edge first -> last must be a tuple"),
+        ([FIRST, LAST], {"keys": NAMES}, r"keys of edge first -> last must be \(section, name\), got 'a.x'"),
+        ([Stage("first", outputs=(A, A)), LAST], {}, "outputs of stage 'first' has a.x twice"),
+        ([FIRST, Stage("last", inputs=(A, A), answers_client=True)], {}, "inputs of stage 'last' has a.x twice"),
+        ([FIRST, Stage("last", inputs=(("a", ""),), answers_client=True)], {}, "inputs of stage 'last' must be"),
+        ([FIRST, Stage("", inputs=(A,), answers_client=True)], {}, "the name of a stage must be a string, got ''"),
+        ([FIRST, Stage("last", (A,), (), 1)], {}, "answers_client of stage 'last' must be true or false, got 1"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_named_with_its_value(stages: Any, edge: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StageGraph(stages, [Edge(**({"source": "first", "target": "last", "keys": (A,)} | edge))])
+
+
+def test_two_edges_do_not_bring_the_same_key() -> None:
+    stages = [FIRST, Stage("other", outputs=(A,)), LAST]
+    with pytest.raises(ValueError, match=r"edge other -> last: stage 'last' has a\.x of stage 'first' already"):
+        StageGraph(stages, [Edge("first", "last", (A,)), Edge("other", "last", (A,))])
+
+
 @pytest.mark.parametrize("mode", [Chunked(1, 1), Chunked(3, 7), Chunked(25, 4), Chunked(2, 50)])
 def test_every_row_leaves_once_and_in_order(mode: Chunked) -> None:
     sent, sizes = 0, []

@@ -90,6 +90,7 @@ def test_a_refused_text_leaves_the_file_that_is_there(tiny_tts: Path, tmp_path: 
         (("-o", "/nonexistent/x.wav"), "there is no folder '/nonexistent'"),
         (("-o", "/"), "must name a file"),
         (("-o", ""), "must name a file"),
+        (("--device", "cuda"), "a model that speaks runs on the CPU, got --device cuda"),
         (("--max-seconds", "inf"), "--max-seconds must be finite"),
         (("--max-leading-silence", "inf"), "max_leading_silence_s must be finite"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deltaic import _core
 from deltaic.stages.speech import SpeechParams, SpeechPipeline, Voice
 from deltaic.stages.speech.audio import SilenceTrimmer
 from speech_driver import TEXT, Spoken, make_pipeline, params, run, same, speak
@@ -278,3 +279,10 @@ def test_a_refused_request_leaves_nothing_behind(tiny_tts: Path) -> None:
     assert not pipeline.has_unfinished_requests()
     assert not pipeline.talker_engine.has_unfinished_requests()
     assert same(speak(pipeline)["a"], speak(make_pipeline(tiny_tts))["a"])
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu"])
+def test_a_device_that_stages_do_not_run_on_is_refused_by_name(tiny_tts: Path, device: str) -> None:
+    with pytest.raises(_core.Unsupported, match=f"device is '{device}': stages run on the CPU alone"):
+        make_pipeline(tiny_tts, device=device)
+    make_pipeline(tiny_tts, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from deltaic.stages.payload import Key
 
@@ -26,8 +27,11 @@ class Chunked:
 
     def __post_init__(self) -> None:
         for name, least in (("first", 1), ("size", 1), ("left_context", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} of a chunked edge must be at least {least}, got {getattr(self, name)}")
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} of a chunked edge must be an integer, got {value!r}")
+            if value < least:
+                raise ValueError(f"{name} of a chunked edge must be at least {least}, got {value}")
 
     def num_ready(self, num_sent: int, num_rows: int, *, is_last: bool) -> int:
         """Return how many of `num_rows` rows may leave now, given that `num_sent` have left."""
@@ -73,6 +77,7 @@ class StageGraph:
             raise ValueError(f"two stages are called {next(name for name in names if names.count(name) > 1)!r}")
         if not any(stage.answers_client for stage in self.stages):
             raise ValueError("no stage answers the client")
+        self._check_stages()
         self._check_edges()
         self.order = self._sort()
         self._check_use()
@@ -94,8 +99,20 @@ class StageGraph:
         """Return the stages that a request passes through, in their order."""
         return tuple(name for name in self.order if wants_sound or not self._by_name[name].has_sound)
 
+    def _check_stages(self) -> None:
+        for stage in self.stages:
+            if not isinstance(stage.name, str) or not stage.name:
+                raise ValueError(f"the name of a stage must be a string, got {stage.name!r}")
+            for field in ("inputs", "outputs"):
+                _check_keys(f"{field} of stage {stage.name!r}", getattr(stage, field))
+            for field in ("answers_client", "has_sound"):
+                if not isinstance(getattr(stage, field), bool):
+                    value = getattr(stage, field)
+                    raise ValueError(f"{field} of stage {stage.name!r} must be true or false, got {value!r}")
+
     def _check_edges(self) -> None:
         seen = set()
+        brought: dict[tuple[str, Key], str] = {}  # target and key -> source
         for edge in self.edges:
             label = f"edge {edge.source} -> {edge.target}"
             for name in (edge.source, edge.target):
@@ -106,9 +123,16 @@ class StageGraph:
             if (edge.source, edge.target) in seen:
                 raise ValueError(f"{label} is there twice")
             seen.add((edge.source, edge.target))
+            mode: Any = edge.mode
+            if not isinstance(mode, (Full, Chunked)):
+                raise ValueError(f"mode of {label} must be Full() or Chunked(first, size), got {mode!r}")
             if not edge.keys:
                 raise ValueError(f"{label} carries no key")
+            _check_keys(f"keys of {label}", edge.keys)
             for key in edge.keys:
+                other = brought.setdefault((edge.target, key), edge.source)
+                if other != edge.source:
+                    raise ValueError(f"{label}: stage {edge.target!r} has {'.'.join(key)} of stage {other!r} already")
                 if key not in self._by_name[edge.source].outputs:
                     raise ValueError(f"{label}: stage {edge.source!r} does not make {'.'.join(key)}")
                 if key not in self._by_name[edge.target].inputs:
@@ -135,3 +159,15 @@ class StageGraph:
         for stage in self.stages:
             if not stage.answers_client and not self.is_producer(stage.name):
                 raise ValueError(f"what stage {stage.name!r} makes reaches nobody")
+
+
+def _check_keys(what: str, keys: Any) -> None:
+    """Raise ValueError unless keys are pairs of strings, each there once."""
+    if not isinstance(keys, tuple):
+        raise ValueError(f"{what} must be a tuple of (section, name), got {keys!r}")
+    for key in keys:
+        if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, str) and part for part in key)):
+            raise ValueError(f"{what} must be (section, name), got {key!r}")
+    repeated = [key for key in keys if keys.count(key) > 1]
+    if repeated:
+        raise ValueError(f"{what} has {'.'.join(repeated[0])} twice")

@@ -46,6 +46,7 @@ class SpeechPipeline:
         self,
         checkpoint: str | Path,
         *,
+        device: str = "auto",
         chunk: Chunked | Full = DEFAULT_CHUNK,
         max_num_seqs: int = 8,
         max_frames: int = 4096,
@@ -59,6 +60,8 @@ class SpeechPipeline:
         poison_caches: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
+        if device not in ("auto", "cpu"):
+            raise _core.Unsupported(f"device is {device!r}: stages run on the CPU alone, use 'cpu' or 'auto'")
         self.config: SpeechConfig = load_speech_config(checkpoint)
         config = self.config
         self.max_frames = max_frames
