@@ -300,8 +300,65 @@ def test_answer_without_the_call_that_is_asked_for(
     assert whole.json()["error"]["code"] == "tool_call_failed"
     assert read_events(server.post("/v1/chat/completions", {**body, "stream": True}).text)[-1] == whole.json()
     cut = chat_both_ways(server, {**body, "max_tokens": 2})  # what is cut says so
-    assert cut["finish_reason"] == "length"
+    assert (cut["finish_reason"], cut["content"]) == ("length", "")
     until(lambda: server.llm.num_unfinished == 0)
+
+
+@pytest.mark.parametrize("name", [None, "weather"])
+@pytest.mark.parametrize("form", ["json", "tags"])
+def test_call_that_is_asked_for_and_cut(
+    make: Maker, tool_model: Callable[[str], Path], form: str, name: str | None
+) -> None:
+    """Its opening, which the model did not write, is no content; a name is there as soon as it is complete."""
+    start = START[form, name]
+    server = make(CALL[form].removeprefix(start) + "<|im_end|>", model=tool_model(form))
+    choice = "required" if name is None else {"type": "function", "function": {"name": name}}
+    body: dict[str, Any] = {"messages": HI, "tools": TOOLS, "tool_choice": choice}
+    whole = chat_both_ways(server, body)["calls"][0]["arguments"]
+    seen = set()
+    max_tokens = 1
+    while (told := chat_both_ways(server, {**body, "max_tokens": max_tokens}))["finish_reason"] == "length":
+        assert told["content"] == ""
+        for call in told["calls"]:
+            assert call["name"] == "weather"
+            # Tags hold the line break before a closing tag back until they know it.
+            assert whole.startswith(call["arguments"].partition("\\n")[0])
+            seen.add(call["arguments"])
+        assert told["calls"] or name is None
+        max_tokens += 1
+    assert told["calls"] == [{"name": "weather", "arguments": whole}]
+    assert "" in seen
+    assert len(seen) > 3
+    until(lambda: server.llm.num_unfinished == 0)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "said", "calls"),
+    [
+        ("json", '<tool_call>\n{"name": "', "", []),
+        ("json", '<tool_call>\n{"name": "wea', "", []),
+        ("json", '<tool_call>\n{"name": "weather"', "", [("weather", "")]),
+        ("json", '<tool_call>\n{"name": "weather", "arguments": {"ci', "", [("weather", '{"ci')]),
+        ("json", '<tool_call>\n{"name": "weather", "arguments": {}}\n</too', "", [("weather", "{}")]),
+        ("json", '<tool_call>\n{"name": "weather", "arguments": I would', "", [("weather", "")]),
+        ("json", '<tool_call>\n{"name": "no call"</tool_call> Sorry. <tool_', "Sorry. <tool_", []),
+        (
+            "json",
+            '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n<tool_call>',
+            "<tool_call>",
+            [("now", "{}")],
+        ),
+        ("tags", "<tool_call>\n<function=", "", []),
+        ("tags", "<tool_call>\n<function=weather>\n<param", "", [("weather", "")]),
+        ("tags", "<tool_call>\n<function=now>\n</function>\n</tool", "", [("now", "{}")]),
+    ],
+)
+def test_forced_text_that_is_cut(form: Any, text: str, said: str, calls: list[tuple[str, str]]) -> None:
+    for size in (1, 3, len(text)):
+        splitter = ToolCallSplitter(form, TOOLS, forced=True)
+        parts = [part for i in range(0, len(text), size) for part in splitter.feed(text[i : i + size])]
+        found = put_together(parts + splitter.end())
+        assert (found[0].lstrip(), found[1]) == (said, calls)
 
 
 def test_forced_call_has_no_reasoning(make: Maker, tool_model: Callable[[str], Path]) -> None:

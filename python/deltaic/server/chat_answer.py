@@ -99,7 +99,7 @@ class AnswerReader:
         tools = chat.tools
         self._tools = tools
         self._reasoning = ReasoningSplitter(opened=chat.opens_reasoning, until=None if tools is None else OPEN)
-        self._splitter = None if tools is None else ToolCallSplitter(tools.form, tools.tools)
+        self._splitter = None if tools is None else ToolCallSplitter(tools.form, tools.tools, forced=tools.forced)
         self._opening = "" if tools is None else tools.opening
         self._cut_at_close = tools is not None and tools.single
         if chat.given.sampling_params.include_stop_str_in_output:

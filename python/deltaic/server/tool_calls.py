@@ -21,6 +21,9 @@ _JSON_HEAD = re.compile(
     re.DOTALL,
 )
 _TAGS_HEAD = re.compile(r"\s*<function=([^<>\s]+)>\s*(?=<parameter=[^<>\s]+>)")
+# What is known of a call that is cut before that.
+_CUT_JSON = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_STRING})(?:\s*,\s*"arguments"\s*:\s*(\{{.*))?', re.DOTALL)
+_CUT_TAGS = re.compile(r"\s*<function=([^<>\s]+)>(\s*</function>)?")
 _TAGS_WITHOUT_ARGUMENTS = re.compile(r"\s*<function=([^<>\s]+)>\s*</function>\s*")
 
 
@@ -54,10 +57,14 @@ class ToolCallSplitter:
     What cannot be read as a call, or is cut before its first argument, is text like any other; a call that is cut
     later has arguments that are cut. White space around calls is dropped. How the text is cut into pieces does not
     matter.
+
+    A `forced` text begins with the opening of a call, which the caller put there and nobody said: until the first call
+    it is never text, and one that is cut is that call, with what there is of its arguments, once its name is known.
     """
 
-    def __init__(self, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, form: ToolFormat, tools: Sequence[Mapping[str, Any]], *, forced: bool = False) -> None:
         self._form = form
+        self._forced = forced  # and no call has been read yet
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         self._held = ""
         self._after_call = False
@@ -82,11 +89,13 @@ class ToolCallSplitter:
                 break
             call = self._parse(self._held[start + len(OPEN) : end])
             if call is None:
-                parts.append(self._take(end + len(CLOSE)))
+                unreadable = self._take(end + len(CLOSE))
+                parts.append("" if self._forced else unreadable)
+                self._forced = False
                 continue
             self._say(parts, start)
             self._held = self._held[self._held.index(CLOSE) + len(CLOSE) :]
-            self._after_call = True
+            self._after_call, self._forced = True, False
             parts.append(call)
         return [part for part in parts if part]
 
@@ -95,6 +104,9 @@ class ToolCallSplitter:
         if self._reader is not None:
             cut = self._reader.end()
             return [*([CallPiece(None, cut)] if cut else []), *([self._reader.rest] if self._reader.rest else [])]
+        if self._forced:
+            call = self._cut_call()
+            return [] if call is None else [call]
         return [self._held] if self._held else []
 
     def _read_arguments(self, parts: list[str | CallPiece]) -> bool:
@@ -119,9 +131,19 @@ class ToolCallSplitter:
         self._reader = JsonArguments() if self._form == "json" else TagArguments(self._schemas.get(name))
         rest = self._held[head.end() :]
         self._say(parts, start)
-        self._held = rest
+        self._held, self._forced = rest, False
         parts.append(CallPiece(name, ""))
         return True
+
+    def _cut_call(self) -> CallPiece | None:
+        """Return what there is of the call that the text begins with; None before its name is complete."""
+        head = (_CUT_JSON if self._form == "json" else _CUT_TAGS).match(self._held, len(OPEN))
+        if head is None:
+            return None
+        if self._form == "tags":
+            return CallPiece(head[1], "{}" if head[2] else "")
+        name, reader = _string(head[1]), JsonArguments()
+        return None if name is None else CallPiece(name, reader.feed(head[2] or "") + reader.end())
 
     def _say(self, parts: list[str | CallPiece], end: int) -> None:
         """Let go of the text up to `end`, but not of white space before it."""
