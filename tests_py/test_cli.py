@@ -131,7 +131,7 @@ def test_json_for_programs(deltaic: Deltaic) -> None:
         (["generate", "--temperature", "3"], 2, "temperature must be a finite number in [0, 2], got 3"),
         (["generate", "--temperature", "nan"], 2, "temperature must be a finite number in [0, 2], got nan"),
         (["generate", "--top-p", "0"], 2, "top_p must be a finite number in (0, 1], got 0"),
-        (["generate", "--max-tokens", "0"], 2, "max_tokens must be an integer >= 1, got 0"),
+        (["generate", "--max-tokens", "0"], 2, "max_tokens must be an integer in [1, 2147483647], got 0"),
         (["generate", "--stop", ""], 2, "stop[0] must not be empty"),
         (["generate", "--device", "tpu"], 2, "device"),
         (["generate", "--max-model-len", "0"], 2, "max_model_len"),

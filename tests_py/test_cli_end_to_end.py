@@ -145,7 +145,7 @@ def test_what_cannot_run_is_one_line(
         (["generate", ""], 1, "at least 1 token, got 0"),
         (["generate", "word " * 5000], 1, "max_model_len = 4096 has room for 4095"),
         (["generate", "x", "--temperature", "inf"], 2, "temperature"),
-        (["generate", "x", "--top-k", "-2"], 2, "top_k must be an integer >= -1, got -2"),
+        (["generate", "x", "--top-k", "-2"], 2, "top_k must be an integer in [-1, 2147483647], got -2"),
         (["generate", "x", "--nope"], 2, "--nope"),
     ],
 )

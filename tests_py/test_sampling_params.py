@@ -95,7 +95,7 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [  # field, value, the range that the
     ("top_p", 0, "(0, 1]"),
     ("top_p", 1.1, "(0, 1]"),
     ("top_p", -0.5, "(0, 1]"),
-    ("top_k", -2, ">= -1"),
+    ("top_k", -2, "[-1, 2147483647]"),
     ("min_p", -0.01, "[0, 1]"),
     ("min_p", 1.01, "[0, 1]"),
     ("seed", 2**63, f"{2**63 - 1}]"),
@@ -104,12 +104,14 @@ OUT_OF_RANGE: list[tuple[str, Any, str]] = [  # field, value, the range that the
     ("stop", ["a", ""], "must not be empty"),
     ("stop_token_ids", [-1], "[0, 2147483647]"),
     ("stop_token_ids", [5279552648203111001], "[0, 2147483647]"),
-    ("max_tokens", 0, ">= 1"),
-    ("max_tokens", -5, ">= 1"),
-    ("min_tokens", -1, ">= 0"),
+    ("max_tokens", 0, "[1, 2147483647]"),
+    ("max_tokens", -5, "[1, 2147483647]"),
+    ("min_tokens", -1, "[0, 2147483647]"),
+    *[(name, 2**31, "2147483647], got 2147483648") for name in ("top_k", "max_tokens", "min_tokens", "logprobs")],
+    *[(name, 10**400, "2147483647], got one of 1329 bits") for name in ("top_k", "max_tokens", "prompt_logprobs")],
     ("min_tokens", 17, "[0, max_tokens = 16]"),
-    ("logprobs", -2, ">= -1"),
-    ("prompt_logprobs", -2, ">= -1"),
+    ("logprobs", -2, "[-1, 2147483647]"),
+    ("prompt_logprobs", -2, "[-1, 2147483647]"),
     ("logit_bias", {-1: 1.0}, "[0, 2147483647]"),
     ("logit_bias", {2**31: 1.0}, "[0, 2147483647]"),
     ("logit_bias", {1: math.nan}, "[-100, 100]"),
@@ -261,11 +263,16 @@ def test_defaults_are_checked_too() -> None:
         SamplingParams.from_optional({"top_p": 7})
 
 
+def test_number_that_python_does_not_write_is_told() -> None:
+    with pytest.raises(ValueError, match=r"max_tokens must be an integer in \[1, 2147483647\], got one of 16610 bits"):
+        SamplingParams(max_tokens=10**5000)
+
+
 def test_core_gets_every_field() -> None:
     params = SamplingParams(
         temperature=0.5,
         top_p=0.75,
-        top_k=2**40,
+        top_k=2**31 - 1,
         min_p=0.25,
         presence_penalty=1,
         frequency_penalty=-1,

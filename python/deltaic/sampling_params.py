@@ -16,6 +16,7 @@ MAX_TEMPERATURE = 2.0
 MIN_TEMPERATURE = 0.01  # below it, logits / temperature overflows before it changes a choice
 MAX_LOGIT_BIAS = 100.0
 _INT32_MAX = 2**31 - 1
+MAX_TOKENS = _INT32_MAX  # no context is longer
 _FLOAT32_MIN, _FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the core samples in float32
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -43,7 +44,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # > 0; 1: off
     temperature: float = 1.0  # 0: greedy, and top_p, top_k and min_p are reset; below 0.01 becomes 0.01; at most 2
     top_p: float = 1.0  # (0, 1]
-    top_k: int = 0  # 0 or -1: off; larger than the vocabulary: off
+    top_k: int = 0  # 0 or -1: off; larger than the vocabulary: off; below 2^31, as all counts
     min_p: float = 0.0  # [0, 1]
     seed: int | None = None  # None or -1: fresh entropy
     stop: str | Sequence[str] | None = None  # becomes a list; text, reasoning too, ends before the first completed
@@ -96,7 +97,7 @@ class SamplingParams:
         self._set("temperature", max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0)
         top_p = _float("top_p", self.top_p, "(0, 1]", lambda x: 0 < x <= 1)
         self._set("top_p", max(top_p, _FLOAT32_MIN))  # any so small keeps the likeliest token alone
-        self._set("top_k", max(_int("top_k", self.top_k, -1), 0))
+        self._set("top_k", max(_int("top_k", self.top_k, -1, _INT32_MAX), 0))
         self._set("min_p", _float("min_p", self.min_p, "[0, 1]", lambda x: 0 <= x <= 1))
         if self.seed is not None:
             seed = _int("seed", self.seed, _INT64_MIN, _INT64_MAX)
@@ -122,8 +123,8 @@ class SamplingParams:
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or []))
         _bool("ignore_eos", self.ignore_eos)
         if self.max_tokens is not None:
-            self._set("max_tokens", _int("max_tokens", self.max_tokens, 1))
-        self._set("min_tokens", _int("min_tokens", self.min_tokens, 0))
+            self._set("max_tokens", _int("max_tokens", self.max_tokens, 1, MAX_TOKENS))
+        self._set("min_tokens", _int("min_tokens", self.min_tokens, 0, MAX_TOKENS))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be in [0, max_tokens = {self.max_tokens}], got {self.min_tokens}")
         _bool("detokenize", self.detokenize)
@@ -133,7 +134,7 @@ class SamplingParams:
     def _check_output(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                self._set(name, _int(name, getattr(self, name), -1))
+                self._set(name, _int(name, getattr(self, name), -1, _INT32_MAX))
         for name in ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"):
             _bool(name, getattr(self, name))
         if self.skip_reading_prefix_cache is not None:
@@ -179,7 +180,7 @@ class SamplingParams:
         return _core.SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=min(self.top_k, _INT32_MAX),
+            top_k=self.top_k,
             min_p=self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -190,7 +191,7 @@ class SamplingParams:
             logit_bias=dict(self.logit_bias or {}),
             allowed_token_ids=list(self.allowed_token_ids or []),
             bad_words=[list(word) for word in bad_words_token_ids],
-            min_tokens=min(self.min_tokens, _INT32_MAX),
+            min_tokens=self.min_tokens,
             stop_token_ids=sorted({*eos_token_ids, *(self.stop_token_ids or [])}),
         )
 
@@ -200,13 +201,15 @@ def _show(value: object) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def _int(name: str, value: object, low: int, high: int | None = None) -> int:
-    wanted = f"an integer in [{low}, {high}]" if high is not None else f"an integer >= {low}"
+def _int(name: str, value: object, low: int, high: int) -> int:
+    wanted = f"an integer in [{low}, {high}]"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be {wanted}, got {_show(value)}")
     number = int(value)
-    if number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be {wanted}, got {number}")
+    if not low <= number <= high:
+        # Python refuses to write very long numbers.
+        shown = str(number) if number.bit_length() <= 256 else f"one of {number.bit_length()} bits"
+        raise ValueError(f"{name} must be {wanted}, got {shown}")
     return number
 
 

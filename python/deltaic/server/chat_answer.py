@@ -14,7 +14,7 @@ from deltaic.outputs import CompletionOutput
 from deltaic.reasoning import ReasoningSplitter, opens_reasoning
 from deltaic.server.errors import ApiError
 from deltaic.server.protocol import ChatCompletionBody, ChatOptions, TokenizeBody
-from deltaic.server.serving import sampling_params
+from deltaic.server.serving import check_max_tokens, sampling_params
 from deltaic.server.tool_arguments import CLOSE
 from deltaic.server.tool_calls import OPEN, CallPiece, ToolCallSplitter, check_tools
 from deltaic.server.tool_choice import ToolUse, tool_use
@@ -57,6 +57,8 @@ def chat_input(llm: AsyncLLM, body: ChatCompletionBody) -> ChatInput:
         if body.continue_final_message or body.add_generation_prompt is False:
             raise ValueError("tool_choice: a call is asked for, which needs a new message of the assistant's")
         prompt, opened = prompt + tools.prompt_suffix(prompt), False
+    check_max_tokens("max_tokens", body.max_tokens)
+    check_max_tokens("max_completion_tokens", body.max_completion_tokens)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is None and "max_tokens" not in llm.default_fields:
         max_tokens = llm.max_model_len  # up to the context

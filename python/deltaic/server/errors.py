@@ -28,6 +28,7 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 _FIELD = re.compile(r"([a-z_]+)(?:\[\d+\])*(?:\.[a-z_]+)*(?: key)?(?: must|:| is| has| needs| and)")
+_FIRST_NAME = re.compile(r"[.\[]")  # ends it in a path
 _MAX_SHOWN_CHARS = 500
 _UNREADABLE = "There was an error parsing the body"  # what fastapi says
 
@@ -148,6 +149,8 @@ def _explain(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
+    if first["type"] == "lone_surrogate":
+        return ApiError(400, first["msg"], param=_FIRST_NAME.split(first["ctx"]["path"])[0])
     path = first["loc"][1:]
     if not path:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")

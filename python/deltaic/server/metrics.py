@@ -16,7 +16,6 @@ from deltaic.step_sizes import BOUNDS
 _LABELS = ["model_name"]
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
-_MOST_TOKENS = 1 << 31  # a client may ask for a number that is no float
 _COUNTS = (1, 2, 5, 10, 20)
 
 
@@ -142,7 +141,7 @@ class RequestObserver:
             metrics.n.observe(given.sampling_params.n)
             metrics.prompt_tokens.observe(len(given.prompt_token_ids))
             if given.sampling_params.max_tokens is not None:
-                metrics.max_tokens.observe(min(given.sampling_params.max_tokens, _MOST_TOKENS))
+                metrics.max_tokens.observe(given.sampling_params.max_tokens)
 
     def observe(self, index: int, output: RequestOutput) -> None:
         """Take an output of the prompt `index`."""

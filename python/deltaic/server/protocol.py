@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from deltaic import _core
+from deltaic.server.lone_surrogates import find_lone_surrogate
 
 # Of one request. Beyond these a body would be checked for seconds, and nothing else be done meanwhile.
 MAX_PROMPTS = 2048
 MAX_STOPS = 64
 MAX_ENTRIES = 10_000
 MAX_TOKEN_IDS = 1 << 20
+MAX_PRIORITY = 2**31 - 1
 
 # Fields of other servers whose absence would change an answer silently, with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -63,11 +65,22 @@ Texts = Annotated[dict[str, str], BeforeValidator(_limit_entries)]
 
 
 class RequestBody(BaseModel):
-    """Types are taken as JSON has them: "5" is no number. Unknown fields are ignored."""
+    """Types are taken as JSON has them: "5" is no number. Unknown fields are ignored, but all strings must be text."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_lone_surrogates(cls, fields: object) -> object:
+        if isinstance(fields, dict) and (found := find_lone_surrogate(fields)) is not None:
+            raise PydanticCustomError(
+                "lone_surrogate",
+                "{path} is no text: it has a lone surrogate at character {at}",
+                {"path": found[0], "at": found[1]},
+            )
+        return fields
 
     def refuse_unsupported(self) -> None:
         """Raise Unsupported for a field that asks for what this server does not have."""
@@ -110,7 +123,7 @@ class GenerationBody(RequestBody):
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
 
     @property
     def include_usage(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from deltaic.async_llm import AsyncLLM, OutputStream, QueueFull
 from deltaic.input_processor import EngineInput
 from deltaic.outputs import RequestOutput
-from deltaic.sampling_params import RequestOutputKind, SamplingParams
+from deltaic.sampling_params import MAX_TOKENS, RequestOutputKind, SamplingParams
 from deltaic.server.errors import ApiError, client_errors
 from deltaic.server.metrics import ServerMetrics
 from deltaic.server.protocol import GenerationBody, PromptTokensDetails, Usage
@@ -114,6 +114,12 @@ def sampling_params(
         include_stop_str_in_output=body.include_stop_str_in_output,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def check_max_tokens(name: str, value: int | None) -> None:
+    """Raise the ValueError of SamplingParams under the name that the field has for a client."""
+    if value is not None and not 1 <= value <= MAX_TOKENS:
+        raise ValueError(f"{name} must be an integer in [1, {MAX_TOKENS}], got {value}")
 
 
 def _token_id(key: str) -> int:
