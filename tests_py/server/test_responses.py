@@ -20,6 +20,7 @@ TOOLS: list[dict[str, Any]] = [
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     }
 ]
+LOGPROBS = ["message.output_text.logprobs"]
 CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
 
 
@@ -56,11 +57,18 @@ def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif event["type"] == "response.content_part.added":
             items[index]["content"].append(event["part"])
         elif event["type"] in ("response.output_text.delta", "response.reasoning_text.delta"):
-            items[index]["content"][event["content_index"]]["text"] += event["delta"]
+            part = items[index]["content"][event["content_index"]]
+            part["text"] += event["delta"]
+            if event["type"] == "response.output_text.delta":
+                part["logprobs"] += event["logprobs"]
         elif event["type"] == "response.function_call_arguments.delta":
             items[index]["arguments"] += event["delta"]
         elif event["type"] in ("response.output_text.done", "response.reasoning_text.done"):
-            assert items[index]["content"][0]["text"] == event["text"]
+            part = items[index]["content"][0]
+            assert part["text"] == event["text"]
+            if event["type"] == "response.output_text.done":  # the last tokens may have no text
+                assert event["logprobs"][: len(part["logprobs"])] == part["logprobs"]
+                part["logprobs"] = event["logprobs"]
         elif event["type"] == "response.function_call_arguments.done":
             assert items[index]["arguments"] == event["arguments"]
         elif event["type"] == "response.output_item.done":
@@ -97,6 +105,36 @@ def test_text(make: Maker, step_size: int) -> None:
     prompt = next(iter(server.engine.seen.values())).prompt_token_ids
     text = server.llm.get_tokenizer().decode(prompt)
     assert text == "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("step_size", [1, 3])
+def test_log_probabilities_of_a_message(make: Maker, step_size: int) -> None:
+    """They are those of the same answer as a chat."""
+    server = make("A ďog 🌶 ran.<|im_end|>", engine={"step_size": step_size})
+    body = {"input": "Hi", "include": LOGPROBS, "top_logprobs": 2, "seed": 1}
+    response = both_ways(server, body)
+    found = response["output"][0]["content"][0]["logprobs"]
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2, "seed": 1}
+    expected = server.post("/v1/chat/completions", chat).json()["choices"][0]["logprobs"]["content"]
+    assert found == expected
+    assert len(found) == response["usage"]["output_tokens"]
+    assert all(len(entry["top_logprobs"]) == 2 for entry in found)
+    assert response["top_logprobs"] == 2
+    assert (
+        both_ways(server, {"input": "Hi", "include": LOGPROBS})["output"][0]["content"][0]["logprobs"][0][
+            "top_logprobs"
+        ]
+        == []
+    )
+    assert both_ways(server, {"input": "Hi"})["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_log_probabilities_are_not_those_of_reasoning_and_calls(make: Maker, tool_model: Callable[[str], Path]) -> None:
+    server = make(f"<think>\nHm.\n</think>\n\nWell.\n{CALL}<|im_end|>", model=tool_model("tags"))
+    _, message, call = both_ways(server, {"input": "Hi", "tools": TOOLS, "include": LOGPROBS})["output"]
+    said = b"".join(bytes(entry["bytes"]) for entry in message["content"][0]["logprobs"])
+    assert said.decode().strip() == "Well."
+    assert "logprobs" not in call
 
 
 @pytest.mark.parametrize("step_size", [1, 3])
@@ -194,12 +232,19 @@ def test_shutdown_ends_a_stream_with_an_event(make: Maker) -> None:
         ({"tools": TOOLS}, "the model's chat template writes none"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is not supported"),
         ({"background": True}, "background is not supported"),
-        ({"include": ["file_search_call.results"]}, "include: 'file_search_call.results' is not supported"),
+        (
+            {"include": ["file_search_call.results"]},
+            "include: 'file_search_call.results' is not supported; this version",
+        ),
         ({"truncation": "auto"}, "truncation must be disabled"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format other than text"),
-        ({"top_logprobs": 2}, "top_logprobs is not supported for responses"),
+        ({"top_logprobs": 2}, "top_logprobs needs include = ['message.output_text.logprobs']"),
+        ({"include": LOGPROBS, "top_logprobs": -1}, "top_logprobs must be at least 0, got -1"),
+        ({"include": LOGPROBS, "top_logprobs": 21}, "at most max_logprobs = 20"),
+        ({"include": LOGPROBS, "top_logprobs": "2"}, "top_logprobs: "),
         ({"temperature": float("nan")}, "temperature must be a finite number"),
-        ({"max_output_tokens": 0}, "max_output_tokens must be at least 1, got 0"),
+        ({"max_output_tokens": 0}, "max_output_tokens must be an integer in [1, 2147483647], got 0"),
+        ({"max_output_tokens": 10**21}, "max_output_tokens must be an integer in [1, 2147483647], got 10000000"),
         ({"max_tokens": 5}, "max_tokens is max_output_tokens"),
         ({"n": 2}, "n must be 1"),
         ({"metadata": {"a": 5}}, "metadata.a"),
@@ -218,6 +263,12 @@ def test_wrong_bodies(make: Maker, fields: dict[str, Any], words: str) -> None:
     assert server.engine.seen == {}
 
 
+def test_stream_options_need_a_stream(make: Maker) -> None:
+    body = {"input": "Hi", "stream_options": {"include_usage": True}}
+    answer = make().post("/v1/responses", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")
+
+
 def test_official_client(make: Maker, tool_model: Callable[[str], Path]) -> None:
     server = make(f"<think>Hm.</think>Well.{CALL}<|im_end|>", model=tool_model("tags"))
     with (
@@ -234,6 +285,11 @@ def test_official_client(make: Maker, tool_model: Callable[[str], Path]) -> None
         assert text == final.output_text == "Well."
         assert final.output[-1].type == "function_call"
         assert final.output[-1].arguments == '{"city": "Rome"}'
+        said = client.responses.create(**fields, include=LOGPROBS, top_logprobs=1).output[1]
+        assert said.type == "message"
+        assert said.content[0].type == "output_text"
+        assert said.content[0].logprobs
+        assert len(said.content[0].logprobs[0].top_logprobs) == 1
         with pytest.raises(openai.BadRequestError, match="previous_response_id"):
             client.responses.create(**fields, previous_response_id="resp_1")
         until(lambda: server.llm.num_unfinished == 0)

@@ -21,16 +21,13 @@ from deltaic.server.protocol import (
     ChatCompletion,
     ChatCompletionBody,
     ChatCompletionChunk,
-    ChatLogprob,
     ChatLogprobs,
     ChatMessage,
     ToolCall,
-    TopLogprob,
 )
 from deltaic.server.serving import Serving, TokenCounts, now
-from deltaic.server.token_text import finite, token_name
+from deltaic.server.token_text import chat_logprobs
 from deltaic.server.tool_calls import CallPiece
-from deltaic.tokenizer import Tokenizer
 
 
 def chat_completions_router(serving: Serving) -> APIRouter:
@@ -155,17 +152,7 @@ class _Answer:
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if not completion.logprobs:
             return None
-        num_top = self._body.top_logprobs or 0
-        content = []
-        for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True):
-            best = sorted(entry.items(), key=lambda item: item[1].rank or 0)[:num_top]
-            content.append(
-                ChatLogprob(
-                    **_token(self._tokenizer, token_id, entry[token_id].logprob),
-                    top_logprobs=[TopLogprob(**_token(self._tokenizer, other, lp.logprob)) for other, lp in best],
-                )
-            )
-        return ChatLogprobs(content=content)
+        return ChatLogprobs(content=chat_logprobs(self._tokenizer, completion, self._body.top_logprobs or 0))
 
 
 def _new_call(name: str) -> dict[str, Any]:
@@ -187,11 +174,3 @@ def _call_deltas(parts: list[str | CallPiece], num_calls: int) -> list[ToolCall]
             deltas[index] = ToolCall(index=index, function=CalledFunction(arguments=""))
         deltas[index].function.arguments += part.arguments
     return list(deltas.values())
-
-
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    return {
-        "token": token_name(tokenizer, token_id),
-        "logprob": finite(logprob),
-        "bytes": list(tokenizer.token_bytes(token_id)),
-    }

@@ -10,12 +10,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from deltaic.async_llm import OutputStream
+from deltaic.outputs import CompletionOutput
 from deltaic.server.chat_answer import AnswerReader, ChatInput, chat_input
 from deltaic.server.errors import EVENT_STREAM, client_errors, to_api_error
 from deltaic.server.event_stream import EventStream, unless_disconnected
 from deltaic.server.responses_output import Event, ResponseOutput
 from deltaic.server.responses_protocol import ResponseObject, ResponsesBody
 from deltaic.server.serving import Serving, TokenCounts, now
+from deltaic.server.token_text import chat_logprobs
 
 
 def responses_router(serving: Serving) -> APIRouter:
@@ -53,6 +55,7 @@ class _Answer:
         self._counts = TokenCounts([chat.given])
         self._num_reasoning_tokens = 0
         self._output = ResponseOutput()
+        self._num_top = (body.top_logprobs or 0) if body.wants_logprobs else None  # None: no log probabilities
         params = chat.given.sampling_params
         self.response: dict[str, Any] = {
             "id": name.replace("-", "_", 1),
@@ -75,6 +78,7 @@ class _Answer:
             "text": {"format": {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -103,10 +107,12 @@ class _Answer:
             async for index, output in outputs:
                 self._counts.add(index, output)
                 for completion in output.outputs:
+                    was_reasoning = self._reader.in_reasoning
                     said = self._reader.read(completion)
                     if said.reasoning or self._reader.in_reasoning:
                         self._num_reasoning_tokens += len(completion.token_ids)
-                    for event in self._output.add(said):
+                    logprobs = [] if was_reasoning and not said.parts else self._logprobs(completion)
+                    for event in self._output.add(said, logprobs):
                         yield event
                     finish_reason = completion.finish_reason
         finally:
@@ -119,6 +125,12 @@ class _Answer:
         for event in self._output.end(self.response["status"]):
             yield event
         yield self._response_event(self.response["status"])
+
+    def _logprobs(self, completion: CompletionOutput) -> list[dict[str, Any]]:
+        if self._num_top is None:
+            return []
+        tokenizer = self._serving.llm.get_tokenizer()
+        return [entry.model_dump() for entry in chat_logprobs(tokenizer, completion, self._num_top)]
 
     def _response_event(self, status: str) -> Event:
         return self._output.event(f"response.{status}", response=self.response)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deltaic.server.chat_answer import Said
@@ -16,11 +16,15 @@ _TEXT_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 class ResponseOutput:
-    """Reasoning, messages and calls in the order in which the model makes them; the last one may be open."""
+    """Reasoning, messages and calls in the order in which the model makes them; the last one may be open.
+
+    Log probabilities are a message's: those of the tokens that came with its text or since the item before it.
+    """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
         self._num_events = 0
 
     def event(self, name: str, /, **fields: Any) -> Event:
@@ -29,7 +33,10 @@ class ResponseOutput:
         self._num_events += 1
         return name, data
 
-    def add(self, said: Said) -> Iterator[Event]:
+    def add(self, said: Said, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+        self._logprobs += logprobs
+        if (said.reasoning or said.parts) and not any(isinstance(part, str) for part in said.parts):
+            self._logprobs = []
         if said.reasoning:
             yield from self._add_text("reasoning", said.reasoning)
         for part in said.parts:
@@ -42,6 +49,8 @@ class ResponseOutput:
         """Close what is open, with its status; an answer without anything has an empty message."""
         if not self.items:
             yield from self._begin("message")
+        if self._open is not None and self._open["type"] == "message":
+            self._open["content"][0]["logprobs"] += self._logprobs
         yield from self._close(status)
 
     def _add_text(self, kind: str, text: str) -> Iterator[Event]:
@@ -49,8 +58,13 @@ class ResponseOutput:
             yield from self._close("completed")
             yield from self._begin(kind)
         assert self._open is not None
-        self._open["content"][0]["text"] += text
-        yield self._item_event(f"response.{_TEXT_TYPES[kind]}.delta", delta=text)
+        part = self._open["content"][0]
+        part["text"] += text
+        fields = {}
+        if kind == "message":
+            part["logprobs"] += self._logprobs
+            fields["logprobs"], self._logprobs = self._logprobs, []
+        yield self._item_event(f"response.{_TEXT_TYPES[kind]}.delta", delta=text, **fields)
 
     def _add_call(self, piece: CallPiece) -> Iterator[Event]:
         if piece.name is not None:
@@ -89,7 +103,8 @@ class ResponseOutput:
             yield self._item_event("response.function_call_arguments.done", **done)
         else:
             part = item["content"][0]
-            yield self._item_event(f"response.{part['type']}.done", text=part["text"])
+            fields = {"logprobs": part["logprobs"]} if kind == "message" else {}
+            yield self._item_event(f"response.{part['type']}.done", text=part["text"], **fields)
             yield self._item_event("response.content_part.done", part=part)
         item["status"] = status
         self._open = None
@@ -101,6 +116,4 @@ class ResponseOutput:
         where = {"item_id": self._open["id"], "output_index": len(self.items) - 1}
         if self._open["type"] in _TEXT_TYPES:
             where["content_index"] = 0
-        if name.startswith("response.output_text."):
-            where["logprobs"] = []
         return self.event(name, **where, **fields)

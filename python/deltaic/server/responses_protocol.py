@@ -9,10 +9,12 @@ from pydantic import BaseModel
 
 from deltaic import _core
 from deltaic.server.protocol import ChatCompletionBody, GenerationBody, Objects, Strings, Texts
+from deltaic.server.serving import check_max_tokens
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
-# Their absence changes nothing: reasoning comes as plain text in any case.
-_HARMLESS_INCLUDES = ("reasoning.encrypted_content",)
+_LOGPROBS = "message.output_text.logprobs"
+# The absence of the second changes nothing: reasoning comes as plain text in any case.
+_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
 
 
 class ResponsesBody(GenerationBody):
@@ -37,6 +39,10 @@ class ResponsesBody(GenerationBody):
     prompt: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return _LOGPROBS in (self.include or [])
+
     def to_chat(self) -> ChatCompletionBody:
         """Return the same request in the form of chat completions; ValueError, TypeError or Unsupported."""
         self.refuse_unsupported()
@@ -48,6 +54,8 @@ class ResponsesBody(GenerationBody):
         return ChatCompletionBody(
             **shared,
             stop=self.stop,
+            logprobs=self.wants_logprobs,
+            top_logprobs=self.top_logprobs if self.wants_logprobs else None,
             stream=True,  # the answer is put together from its events
             messages=_messages(self.instructions, self.input),
             tools=None if self.tools is None else [_tool(i, tool) for i, tool in enumerate(self.tools)],
@@ -65,11 +73,15 @@ class ResponsesBody(GenerationBody):
                 )
         if self.background:
             raise _core.Unsupported("background is not supported by this version of deltaic; leave it out")
-        if self.top_logprobs:
-            raise _core.Unsupported("top_logprobs is not supported for responses; /v1/chat/completions has them")
+        if self.top_logprobs and not self.wants_logprobs:
+            raise ValueError(f"top_logprobs needs include = [{_LOGPROBS!r}]")
         for name in self.include or []:
-            if name not in _HARMLESS_INCLUDES:
-                raise _core.Unsupported(f"include: {name!r:.80} is not supported by this version of deltaic")
+            if name not in _INCLUDES:
+                raise _core.Unsupported(
+                    f"include: {name!r:.80} is not supported; this version of deltaic has {', '.join(_INCLUDES)}"
+                )
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream = true")
         if self.truncation not in (None, "disabled"):
             raise _core.Unsupported(f"truncation must be disabled, got {self.truncation!r:.80}")
         form = (self.text or {}).get("format")
@@ -77,8 +89,7 @@ class ResponsesBody(GenerationBody):
             raise _core.Unsupported("text.format other than text is not supported by this version of deltaic")
         if self.n not in (None, 1):
             raise ValueError(f"n must be 1 for responses, got {self.n}")
-        if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            raise ValueError(f"max_output_tokens must be at least 1, got {self.max_output_tokens}")
+        check_max_tokens("max_output_tokens", self.max_output_tokens)
         if self.max_tokens is not None:
             raise ValueError("max_tokens is max_output_tokens for responses")
 
