@@ -25,6 +25,7 @@ if _core.num_cuda_devices() == 0:
     pytest.skip("no CUDA device in this build or machine", allow_module_level=True)
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+torch.backends.cudnn.allow_tf32 = False  # of convolutions; products are float32 by default
 
 
 def initialise(model: Any) -> None:
@@ -75,17 +76,21 @@ def model(request: Any, tmp_path_factory: Any) -> Any:
     sizes = json.loads((CONFIGS / f"{request.param}.json").read_text())["text_config"]
     sizes.update(num_hidden_layers=num_layers, layer_types=sizes["layer_types"][:num_layers])
     config = getattr(transformers, config_name)(**sizes)
-    config._attn_implementation = "eager"
-    torch.set_float32_matmul_precision("highest")
-    with torch.device("cuda"), torch.no_grad():
-        hf_model = getattr(transformers, class_name)(config).to(torch.bfloat16).eval()
-        initialise(hf_model)
+    new_model = getattr(transformers, class_name)
     checkpoint = tmp_path_factory.mktemp("checkpoint")
+    with torch.device("cuda"), torch.no_grad():
+        hf_model = new_model(config).to(torch.bfloat16)
+        initialise(hf_model)
     hf_model.save_pretrained(checkpoint)
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, sizes["vocab_size"], PROMPT_LENGTH).tolist()
-    bf16 = logits_of(hf_model, tokens)
-    hf_model.float()
+
+    def load(dtype: Any) -> Any:
+        kinds = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        return new_model.from_pretrained(checkpoint, dtype=dtype, **kinds).to("cuda").eval()
+
+    bf16 = logits_of(load(torch.bfloat16), tokens)
+    hf_model = load(torch.float32)
     f32 = logits_of(hf_model, tokens)
     greedy: list[int] = []
     margins: list[float] = []

@@ -57,8 +57,8 @@ def test_engines_of_two_threads_give_what_one_gives() -> None:
 
 def test_the_environment_chooses_the_devices() -> None:
     """With the second GPU alone visible it is cuda:0, and there is no cuda:1."""
-    code = "from deltaic import _core; print(_core.num_cuda_devices(), _core.device_memory(_core.Device(CUDA))[0] > 0)"
-    code = code.replace("CUDA", "_core.DeviceType.cuda")
+    device = "_core.Device(_core.DeviceType.cuda)"
+    code = f"from deltaic import _core; print(_core.num_cuda_devices(), _core.device_memory({device})[0] > 0)"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["1", "True"]
