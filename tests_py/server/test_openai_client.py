@@ -238,7 +238,7 @@ def test_client_that_goes_gives_every_block_back(bundled_server: str, bundled_ll
     after = httpx.get(f"{bundled_server}/metrics").text
     assert metric(after, "deltaic:num_requests_running{") == 0
     assert metric(after, "deltaic:kv_cache_usage_perc{") == 0
-    aborted = 'deltaic:request_success_total{finished_reason="abort"'
+    aborted = 'deltaic:request_success_total{engine="0",finished_reason="abort"'
     assert metric(after, aborted) - metric(before, aborted) == 4
 
 

@@ -178,7 +178,7 @@ def test_two_servers_one_after_the_other_and_at_once() -> None:
             for url in (first, second):
                 texts.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"])
                 assert (
-                    'deltaic:generation_tokens_total{model_name="default_model"} 8.0'
+                    'deltaic:generation_tokens_total{engine="0",model_name="default_model"} 8.0'
                     in httpx.get(f"{url}/metrics").text
                 )
     assert len(texts) == 4

@@ -13,7 +13,8 @@ from deltaic.input_processor import EngineInput
 from deltaic.outputs import RequestMetrics, RequestOutput
 from deltaic.step_sizes import BOUNDS
 
-_LABELS = ["model_name"]
+_LABELS = ["model_name", "engine"]
+_ENGINE = "0"  # vLLM numbers the replicas behind a server
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 _COUNTS = (1, 2, 5, 10, 20)
@@ -24,7 +25,7 @@ class _EngineCollector(Collector):
 
     def __init__(self, llm: AsyncLLM, model_name: str) -> None:
         self._llm = llm
-        self._labels = [model_name]
+        self._labels = [model_name, _ENGINE]
 
     def collect(self) -> Iterator[Metric]:
         stats = self._llm.stats()
@@ -97,8 +98,16 @@ class ServerMetrics:
             [*_LABELS, "finished_reason"],
             registry=self._registry,
         )
+        cached = Counter(
+            "deltaic:prompt_tokens_cached",
+            "Prompt tokens of ended requests that the prefix cache had.",
+            _LABELS,
+            registry=self._registry,
+        )
+        self.cached_tokens = cached.labels(model_name, _ENGINE)
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "From arrival.", _SECONDS)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between streamed outputs.", _SECONDS)
+        self.output_token = self._histogram("time_per_output_token_seconds", "The same, by its older name.", _SECONDS)
         self.per_token = self._histogram("request_time_per_output_token_seconds", "After the first token.", _SECONDS)
         self.latency = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
         self.queue = self._histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
@@ -116,10 +125,10 @@ class ServerMetrics:
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         family = Histogram(f"deltaic:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
-        return family.labels(self._model_name)
+        return family.labels(self._model_name, _ENGINE)
 
     def count_end(self, reason: str, count: int = 1) -> None:
-        self._success.labels(self._model_name, reason).inc(count)
+        self._success.labels(self._model_name, _ENGINE, reason).inc(count)
 
     def observer(self, inputs: Sequence[EngineInput]) -> RequestObserver:
         return RequestObserver(self, inputs)
@@ -152,6 +161,7 @@ class RequestObserver:
                 self._metrics.time_to_first_token.observe(times.first_token_time - times.arrival_time)
             elif times.last_token_time > last:
                 self._metrics.inter_token.observe(times.last_token_time - last)
+                self._metrics.output_token.observe(times.last_token_time - last)
             self._last_token_times[index] = times.last_token_time
         counts = self._num_tokens.setdefault(index, {})
         for completion in output.outputs:
@@ -163,7 +173,9 @@ class RequestObserver:
             metrics = self._metrics
             metrics.generation_tokens.observe(times.num_generation_tokens)
             metrics.longest.observe(max(counts.values()))
-            metrics.computed.observe(len(output.prompt_token_ids) - (output.num_cached_tokens or 0))
+            num_cached = output.num_cached_tokens or 0
+            metrics.cached_tokens.inc(num_cached)
+            metrics.computed.observe(len(output.prompt_token_ids) - num_cached)
             self._observe_times(times)
 
     def _observe_times(self, times: RequestMetrics) -> None:
