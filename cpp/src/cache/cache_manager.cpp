@@ -328,7 +328,7 @@ void CacheManager::publish_snapshot(const std::string& req_id, int num_tokens) {
                 num_published_tokens, " tokens, cannot publish a snapshot after ", num_tokens);
   const int slot = found->slot;
   req.reservations.erase(found);
-  const BlockHash hash = *impl.hash_at(req, num_tokens);
+  const BlockHash hash = req.tokens.block_hash(num_tokens / impl.options.block_size - 1);
   const auto* entry = impl.index.find(hash);
   assert(entry != nullptr);
   if (entry->snapshot >= 0) {  // someone else was faster

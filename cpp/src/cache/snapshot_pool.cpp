@@ -12,7 +12,7 @@ SnapshotPool::SnapshotPool(int num_slots)
 bool SnapshotPool::is_pending(const BlockHash& hash) const {
   if (reserved_.empty()) return false;
   for (int slot = reserved_.front(); slot >= 0; slot = reserved_.next(slot))
-    if (at(slot).hash == hash) return true;
+    if (at(slot).is_hash_known && at(slot).hash == hash) return true;
   return false;
 }
 
@@ -28,14 +28,14 @@ std::optional<SnapshotPool::Reserved> SnapshotPool::reserve(const std::optional<
   } else {
     return std::nullopt;
   }
-  at(result.slot) = {.hash = hash};
+  at(result.slot) = {.hash = hash.value_or(BlockHash{}), .is_hash_known = hash.has_value()};
   reserved_.push_back(result.slot);
   return result;
 }
 
 void SnapshotPool::publish(int slot, const BlockHash& hash) {
   reserved_.remove(slot);
-  at(slot) = {.hash = hash, .was_hit = false, .serial = ++num_serials_};
+  at(slot) = {.hash = hash, .is_hash_known = true, .was_hit = false, .serial = ++num_serials_};
   published_.push_back(slot);
 }
 

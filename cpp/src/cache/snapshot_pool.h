@@ -37,14 +37,15 @@ class SnapshotPool {
   void reset();
 
   // Of a published slot.
-  const BlockHash& hash(int slot) const { return *at(slot).hash; }
+  const BlockHash& hash(int slot) const { return at(slot).hash; }
   bool was_hit(int slot) const { return at(slot).was_hit; }
   // Tells apart the snapshots that a slot has held; 0 is no snapshot's.
   std::uint64_t serial(int slot) const { return at(slot).serial; }
 
  private:
   struct Slot {
-    std::optional<BlockHash> hash;
+    BlockHash hash{};
+    bool is_hash_known = false;  // of a published slot: always
     bool was_hit = false;
     std::uint64_t serial = 0;
   };

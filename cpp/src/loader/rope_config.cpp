@@ -1,6 +1,7 @@
 #include "cpp/src/loader/rope_config.h"
 
 #include <numeric>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -83,6 +84,15 @@ std::array<int, 3> read_mrope_section(const RopeFields& fields, int num_frequenc
   return section;
 }
 
+// What the types besides the standard one are given in `nested`.
+void read_scaling(const RopeFields& fields, const JsonFields& nested, const ModelConfig& model, RopeConfig& rope) {
+  const std::optional<double> factor = nested.number("factor");
+  DELTAIC_CHECK(factor.has_value(), nested.full_name("factor"), " is missing");
+  DELTAIC_CHECK(*factor >= 1.0, nested.full_name("factor"), " is ", *factor, ", below 1");
+  rope.factor = *factor;
+  if (rope.type == RopeType::yarn) read_yarn(fields, nested, model, rope);
+}
+
 }  // namespace
 
 void read_rope_config(const JsonFields& text, double default_partial_rotary_factor, ModelConfig& model) {
@@ -100,12 +110,7 @@ void read_rope_config(const JsonFields& text, double default_partial_rotary_fact
                 " and head_dim is ", model.head_dim, ": ", model.rotary_dim,
                 " channels would rotate, it must be an even number above 0");
 
-  if (rope.type != RopeType::standard) {
-    DELTAIC_CHECK(fields.nested->has("factor"), fields.nested->full_name("factor"), " is missing");
-    rope.factor = *fields.nested->number("factor");
-    DELTAIC_CHECK(rope.factor >= 1.0, fields.nested->full_name("factor"), " is ", rope.factor, ", below 1");
-  }
-  if (rope.type == RopeType::yarn) read_yarn(fields, *fields.nested, model, rope);
+  if (fields.nested && rope.type != RopeType::standard) read_scaling(fields, *fields.nested, model, rope);
 
   const bool has_mrope = model.architecture >= Architecture::qwen3_5;
   if (!has_mrope) return;

@@ -66,7 +66,7 @@ DenseDraftOutput dense_draft(const ModelConfig& config, std::shared_ptr<const De
   TensorView hidden = sequence.run(shifted, make_view(final_hidden, DType::f32, {num_tokens, config.hidden_size}));
   DenseDraftOutput output;
   output.hidden.assign(hidden.as<float>(), hidden.as<float>() + hidden.numel());
-  output.logits.resize(static_cast<std::size_t>(num_drafts * config.vocab_size));
+  output.logits.resize(static_cast<std::size_t>(num_drafts) * static_cast<std::size_t>(config.vocab_size));
   for (int i = 0; i < num_drafts; ++i) {
     if (i > 0) hidden = sequence.run({&output.token_ids.back(), 1}, hidden.slice(hidden.shape[0] - 1, hidden.shape[0]));
     std::vector<std::int32_t> last{static_cast<std::int32_t>(hidden.shape[0]) - 1};

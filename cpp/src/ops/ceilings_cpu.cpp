@@ -20,19 +20,19 @@ double Clock::seconds() const {
 namespace {
 
 // Twelve independent chains of vectors; returns flops.
-#define DELTAIC_FMA_LOOP(name, bytes, ...)                                                      \
-  typedef float name##_vec __attribute__((vector_size(bytes)));                                 \
-  __attribute__((__VA_ARGS__)) double name(float* sink) {                                       \
-    constexpr int kRounds = 2000000, kChains = 12;                                              \
-    name##_vec a[kChains], b = {}, c = {};                                                      \
-    for (unsigned i = 0; i < bytes / 4; ++i) b[i] = 1.0F + 1e-7F * *sink, c[i] = 1e-9F + *sink; \
-    for (int i = 0; i < kChains; ++i) a[i] = c * static_cast<float>(i);                         \
-    for (int round = 0; round < kRounds; ++round) {                                             \
-      _Pragma("GCC unroll 12") for (int i = 0; i < kChains; ++i) a[i] = a[i] * b + c;           \
-    }                                                                                           \
-    for (int i = 1; i < kChains; ++i) a[0] += a[i];                                             \
-    *sink = a[0][0] * 1e-30F;                                                                   \
-    return 2.0 * kRounds * kChains * (bytes / 4);                                               \
+#define DELTAIC_FMA_LOOP(name, bytes, ...)                                                   \
+  typedef float name##_vec __attribute__((vector_size(bytes)));                              \
+  __attribute__((__VA_ARGS__)) double name(float* sink) {                                    \
+    constexpr int kRounds = 2000000, kChains = 12, kLanes = bytes / 4;                       \
+    name##_vec a[kChains], b = {}, c = {};                                                   \
+    for (unsigned i = 0; i < kLanes; ++i) b[i] = 1.0F + 1e-7F * *sink, c[i] = 1e-9F + *sink; \
+    for (int i = 0; i < kChains; ++i) a[i] = c * static_cast<float>(i);                      \
+    for (int round = 0; round < kRounds; ++round) {                                          \
+      _Pragma("GCC unroll 12") for (int i = 0; i < kChains; ++i) a[i] = a[i] * b + c;        \
+    }                                                                                        \
+    for (int i = 1; i < kChains; ++i) a[0] += a[i];                                          \
+    *sink = a[0][0] * 1e-30F;                                                                \
+    return 2.0 * kRounds * kChains * kLanes;                                                 \
   }
 #if defined(__x86_64__)
 DELTAIC_FMA_LOOP(fma_avx512, 64, target("avx512f"), optimize("fp-contract=fast"))
