@@ -1,8 +1,9 @@
 """The code blocks of README.md and docs/ run as they stand.
 
-A ```python block runs as a program. Of a ```bash block the lines that call `deltaic` run, one after the other. A block
-that talks to http://127.0.0.1:8000 gets a server, on a port of its own. Not run: lines with /path/to/, and what
-installs, builds or serves.
+A ```python block runs as a program. Of a ```bash block the lines that call `deltaic`, curl or a Python script run, one
+after the other. A block that talks to http://127.0.0.1:8000 gets a server, on a port of its own; paths below /path/to/
+get what STAND_INS says. Not run: other paths below /path/to/ (checkpoints that only a download has), what installs and
+builds (scripts/test.sh does), and `deltaic serve`, which the server stands for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVER = "http://127.0.0.1:8000"
+STAND_INS = {
+    "/path/to/deltaic": str(ROOT),
+    "/path/to/Qwen3.5-0.8B": str(ROOT / "python" / "deltaic" / "default_model"),
+    "/path/to/tiny-speech": "",  # made by a fixture
+}
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
@@ -48,15 +54,23 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """Return the calls of `deltaic` and curl that can run here."""
+    """Return the calls of `deltaic`, curl and scripts that can run here."""
     joined = block.body.replace("\\\n", " ")
     lines = [line.strip() for line in joined.splitlines()]
-    runs = re.compile(r"(deltaic (?!serve|chat\b)|curl )")
-    return [line for line in lines if runs.match(line) and "/path/to/" not in line]
+    runs = re.compile(r"(deltaic (?!serve\b)|curl |python )")
+    return [line for line in lines if runs.match(line) and can_stand_in(line)]
+
+
+def can_stand_in(text: str) -> bool:
+    """Return whether each path below /path/to/ has a stand-in."""
+    return all(
+        any(path == known or path.startswith(known + "/") for known in STAND_INS)
+        for path in re.findall(r"/path/to/[\w./-]*", text)
+    )
 
 
 ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
-PYTHON_BLOCKS = [block for block in ALL_BLOCKS if block.language == "python" and "/path/to/" not in block.body]
+PYTHON_BLOCKS = [block for block in ALL_BLOCKS if block.language == "python" and can_stand_in(block.body)]
 SHELL_BLOCKS = [block for block in ALL_BLOCKS if block.language == "bash" and commands(block)]
 
 
@@ -93,10 +107,20 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
     pytest.fail(f"the server did not start: {log.read_text()}")
 
 
-def with_server(text: str, request: pytest.FixtureRequest) -> str:
-    if SERVER not in text:
-        return text
-    return text.replace(SERVER, request.getfixturevalue("server_url"))
+@pytest.fixture(scope="module")
+def tiny_speech(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny-speech"
+    run([sys.executable, str(ROOT / "examples" / "make_tiny_speech.py"), str(folder)], ROOT)
+    return str(folder)
+
+
+def with_stand_ins(text: str, request: pytest.FixtureRequest) -> str:
+    if SERVER in text:
+        text = text.replace(SERVER, request.getfixturevalue("server_url"))
+    for path, stand_in in STAND_INS.items():
+        if path in text:
+            text = text.replace(path, stand_in or request.getfixturevalue("tiny_speech"))
+    return text
 
 
 def run(command: list[str], cwd: Path) -> None:
@@ -111,19 +135,21 @@ def run(command: list[str], cwd: Path) -> None:
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=lambda block: block.id)
 def test_python_block_runs(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     program = tmp_path / "block.py"
-    program.write_text(with_server(block.body, request))
+    program.write_text(with_stand_ins(block.body, request))
     run([sys.executable, str(program)], tmp_path)
 
 
 @pytest.mark.parametrize("block", SHELL_BLOCKS, ids=lambda block: block.id)
 def test_commands_of_a_shell_block_run(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     for line in commands(block):
-        words = shlex.split(with_server(line, request), comments=True)
+        words = shlex.split(with_stand_ins(line, request), comments=True)
         if words[0] == "deltaic":
             words = [sys.executable, "-m", "deltaic", *words[1:]]
+        elif words[0] == "python":
+            words[0] = sys.executable
         run(words, tmp_path)
 
 
-def test_there_are_blocks_of_both_kinds() -> None:
-    assert len(PYTHON_BLOCKS) >= 3
-    assert len(SHELL_BLOCKS) >= 2
+def test_every_python_block_runs_and_blocks_of_both_kinds_are_found() -> None:
+    assert len(PYTHON_BLOCKS) == len([block for block in ALL_BLOCKS if block.language == "python"]) >= 13
+    assert len(SHELL_BLOCKS) >= 6

@@ -73,6 +73,15 @@ def test_public_api_is_the_listed_one() -> None:
     assert listing() == LISTING.read_text()
 
 
+def test_page_of_the_python_api_shows_every_public_name() -> None:
+    page = (ROOT / "docs" / "python_api.md").read_text()
+    shown = set(re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE))
+    public = {f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__}
+    missing = {name for name in public if name not in shown and name.rpartition(".")[0] not in shown}
+    assert missing == {"deltaic.__version__"}
+    assert "`deltaic.__version__`" in page
+
+
 def test_extension_module_exports_its_init_function_alone() -> None:
     module = Path(deltaic._core.__file__)
     symbols = subprocess.run(["nm", "-D", "--defined-only", module], capture_output=True, text=True, check=True).stdout
