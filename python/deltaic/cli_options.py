@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,9 +35,70 @@ CacheBytes = Annotated[int | None, typer.Option("--kv-cache-memory-bytes", help=
 SpeculativeTokens = Annotated[
     str, typer.Option(help="Tokens that the model's draft module guesses a step: a number, or auto for what pays.")
 ]
+PrefixCaching = Annotated[bool, typer.Option(help="Reuse what prompts have in common.")]
 NumThreads = Annotated[int, typer.Option(help="CPU threads; 0: all that this process may use.")]
 System = Annotated[str | None, typer.Option(help="A system message before the first one.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+EngineFields = dict[str, Any]  # of EngineConfig
+
+# Options that set fields of EngineConfig, with their defaults.
+_ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "load_format": (LoadFormat, "auto"),
+    "device": (Device, "auto"),
+    "dtype": (Dtype, "auto"),
+    "kv_cache_dtype": (KvCacheDtype, "auto"),
+    "recurrent_state_dtype": (StateDtype, "auto"),
+    "max_model_len": (MaxModelLen, None),
+    "max_num_seqs": (MaxNumSeqs, None),
+    "max_num_batched_tokens": (MaxBatchedTokens, None),
+    "gpu_memory_utilization": (GpuMemory, 0.9),
+    "kv_cache_memory_bytes": (CacheBytes, None),
+    "enforce_eager": (EnforceEager, False),
+    "enable_prefix_caching": (PrefixCaching, True),
+    "speculative_tokens": (SpeculativeTokens, "auto"),
+    "num_threads": (NumThreads, 0),
+}
+
+
+def engine_options(
+    *, without: tuple[str, ...] = (), **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of an engine in place of its argument `engine`, which gets what they say.
+
+    `defaults` replace those that the options have otherwise.
+    """
+    assert {*without, *defaults} <= _ENGINE_OPTIONS.keys()
+    names = [name for name in _ENGINE_OPTIONS if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            engine = {name: given.pop(name) for name in names}
+            if "speculative_tokens" in engine:
+                engine["speculative_tokens"] = number_or_word(engine["speculative_tokens"])
+            command(engine=engine, **given)
+
+        parameters = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            added = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            if parameter.name == "engine":
+                added = [
+                    inspect.Parameter(
+                        name,
+                        inspect.Parameter.KEYWORD_ONLY,
+                        default=defaults.get(name, _ENGINE_OPTIONS[name][1]),
+                        annotation=_ENGINE_OPTIONS[name][0],
+                    )
+                    for name in names
+                ]
+            parameters += added
+        del run.__wrapped__  # what is read of the command is what stands here
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
 class CommandError(Exception):

@@ -93,7 +93,7 @@ def plan_memory(
     placement = placement or place(model, config)
     memory = memory or device_memory(placement)
     if weight_bytes is None:
-        weight_bytes = model.num_parameters() * DTYPE_BYTES[_matrix_dtype(model, placement)]
+        weight_bytes = model.num_parameters() * DTYPE_BYTES[matrix_dtype(model, placement)]
     budget = _Budget(model, config, placement, memory, weight_bytes)
     options = _core.MemoryPlanOptions(
         memory_bytes=budget.cache_bytes(),
@@ -138,7 +138,7 @@ def plan_memory(
     )
 
 
-def _matrix_dtype(model: _core.ModelConfig, placement: Placement) -> _core.DType:
+def matrix_dtype(model: _core.ModelConfig, placement: Placement) -> _core.DType:
     """Return the type of matrices: the CPU keeps bf16 as it is stored."""
     return _core.DType.bf16 if not placement.is_cuda and model.dtype == _core.DType.bf16 else placement.dtype
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import re
 import statistics
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltaic import cli
+from deltaic import _core, cli
+from deltaic.bench.ceilings import Ceilings
 from deltaic.bench.http_client import HttpError, Url, request, server_sent_events
 from deltaic.bench.load import Answer, LoadRequest, Target, arrival_times, ask, make_requests, run_load
 from deltaic.bench.serve import Load, parse_goodput, parse_metrics, parse_percentiles
-from deltaic.bench.serving import describe, measure_answers
+from deltaic.bench.serve_bound import ServerBound
+from deltaic.bench.serving import describe, measure_answers, sweep_table
+from deltaic.engine_config import EngineConfig
 
 Handler = Callable[[bytes, dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
@@ -283,6 +287,7 @@ def test_numbers_of_answers_worked_out_by_hand() -> None:
         Answer(40, error="HTTP 500"),
     ]
     found = measure_answers(answers, 2.0, (50, 90), {"ttft": 200.0, "tpot": 150.0})
+    assert found["max_output_tokens_per_s"] == 8  # all but the one at 1.2 s
     assert (found["completed"], found["failed"]) == (3, 1)
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (60, 9)
     assert (found["request_throughput"], found["output_throughput"]) == (1.5, 4.5)
@@ -300,7 +305,7 @@ def test_numbers_of_answers_worked_out_by_hand() -> None:
     assert "Mean TTFT (ms):                          200.00" in lines
     assert "P90 E2EL (ms):                           660.00" in lines
     assert "Request rate configured (RPS):           2.50" in lines
-    assert not any("TPOT" in line for line in lines)
+    assert not any("TPOT" in line or "bound" in line.lower() for line in lines)
 
 
 def test_nothing_that_succeeded_gives_zeros() -> None:
@@ -361,14 +366,91 @@ def test_command_sweeps_loads_and_saves_results(tmp_path: Path, capsys: pytest.C
     for result in results:
         assert (result["model_id"], result["completed"], result["failed"]) == ("org/toy", 6, 0)
         assert result["total_output_tokens"] == 6 * 2 * 3
-        assert len(result["ttfts"]) == len(result["generated_texts"]) == 6
+        for name in ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"):
+            assert len(result[name]) == 6
+        assert result.keys() >= VLLMS_NAMES
+        assert (result["tokenizer_id"], result["num_prompts"], result["burstiness"]) == (None, 6, 1.0)
+    table = out.splitlines()[-5:]
+    assert table[0].split()[-4:] == ["ms", "share", "of", "bound"]
+    assert [line.split()[:2] for line in table[1:]] == [["200.0", "2"], ["200.0", "4"], ["inf", "2"], ["inf", "4"]]
+    assert all(line.endswith(" -") for line in table[1:])  # of a model that is not known
     assert any(path.name.startswith("openai-infqps-concurrency4-toy-") for path in (tmp_path / "results").iterdir())
+
+
+VLLMS_NAMES = {
+    *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate"),
+    *("burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens"),
+    *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
+    *("max_output_tokens_per_s", "max_concurrent_requests"),
+    *(f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
+}
+
+
+def test_bound_of_a_server_worked_out_by_hand(default_model: Path) -> None:
+    """Of answers that decode two at once on average."""
+    bound = ServerBound.find(
+        default_model, EngineConfig(device="cpu"), Url.parse("http://127.0.0.1:1"), bandwidth=10, flops=0.1
+    )
+    assert bound.ceilings == Ceilings(10e9, 0.1e12, "given")
+    answers = [
+        Answer(100, 11, cached_len=cached, started=0.0, ttft=0.25, itls=[0.1] * 10, latency=1.25) for cached in (0, 64)
+    ]
+    answers.append(Answer(100, error="HTTP 500"))
+    found = bound.shares(answers, 1.0, 2)
+    costs, limits = bound.costs, (10e9, 0.1e12)
+    prefills = [costs.prefill(num_tokens) for num_tokens in (100, 36)]
+    assert found["bound_ttft_ms"] == pytest.approx(1e3 * statistics.mean(cost.seconds(*limits) for cost in prefills))
+    assert found["ttft_share_of_bound"] == pytest.approx(found["bound_ttft_ms"] / 250)
+    step = costs.decode_step(2, 105.5).seconds(*limits)
+    assert found["bound_tpot_ms"] == pytest.approx(1e3 * step)
+    assert found["tpot_share_of_bound"] == pytest.approx(step / 0.1)
+    assert found["share_of_bound"] == pytest.approx(sum(cost.num_flops for cost in prefills) / 0.1e12 + 10 * step)
+    file_bytes = sum(path.stat().st_size for path in default_model.glob("*.safetensors"))
+    every_weight = _core.load_model_config(default_model).num_parameters()
+    assert costs.decode_step(1, 0).num_bytes < 1.3 * file_bytes  # weights as they are stored, not as f32
+    assert costs.decode_step(1, 0).num_bytes > every_weight
+    assert bound.shares(answers[2:], 1.0, 1) == {}
+
+
+def test_bound_of_another_machine_must_be_given(default_model: Path) -> None:
+    there = Url.parse("http://gpu-server:8000")
+    with pytest.raises(ValueError, match="the server is on gpu-server: give --bandwidth and --flops of its device"):
+        ServerBound.find(default_model, EngineConfig(device="cpu"), there, bandwidth=10, flops=None)
+    given = ServerBound.find(default_model, EngineConfig(device="cpu"), there, bandwidth=10, flops=1)
+    assert given.ceilings.source == "given"
+
+
+def test_command_shows_shares_of_the_bound(
+    tmp_path: Path, default_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with server(openai) as url:
+        args = ["bench", "serve", "--base-url", url, "--num-prompts", "4", "--random-input-len", "4"]
+        args += ["--random-output-len", "3", "--max-concurrency", "1", "2", "--dataset-name", "random"]
+        args += ["--model-config", str(default_model), "--device", "cpu", "--bandwidth", "10", "--flops", "0.1"]
+        assert cli.run([*args, "--backend", "vllm", "--save-result", "--result-dir", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"Share of the bound, whole load \(%\): +[0-9.]+\n", out)
+    assert re.search(r"Bound of TPOT \(ms\): +[0-9.]+\nShare of the bound, median TPOT \(%\): +[0-9.]+\n", out)
+    assert all(re.search(r" [0-9]+ %$", line) for line in out.splitlines()[-2:])
+    assert "bound: 10.0 GB/s, 0.10 TFLOP/s (given)" in err
+    for path in tmp_path.iterdir():
+        saved = json.loads(path.read_text())
+        assert saved["share_of_bound"] == pytest.approx(saved["bound_duration"] / saved["duration"])
+        assert saved["ceilings"]["bytes_per_second"] == 10e9
+
+
+def test_no_answer_has_no_share() -> None:
+    found = measure_answers([Answer(1, error="x")], 1.0, (99,)) | {"request_rate": "inf", "max_concurrency": None}
+    assert sweep_table([found]).splitlines()[1].split()[-1] == "-"
+    assert found["max_output_tokens_per_s"] == 0.0
 
 
 def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     for args, code, words in (
         (["--base-url", "nowhere"], 2, "base_url must be"),
-        (["--backend", "grpc"], 2, "backend must be one of openai, openai-chat"),
+        (["--backend", "grpc"], 2, "backend must be one of openai, openai-chat, vllm, got 'grpc'"),
+        (["--dataset-name", "sonnet"], 2, "dataset_name must be random: prompts of random tokens, got 'sonnet'"),
+        (["--model-config", "/no/such/model"], 2, "/no/such/model"),
         (["--request-rate", "0"], 2, "request_rate must be above 0"),
         (["--random-range-ratio", "1"], 2, "random_range_ratio must be in"),
         (["--burstiness", "0"], 2, "burstiness must be above 0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,23 +12,11 @@ from typer.core import TyperCommand
 
 from deltaic.bench.plot import plot_latency, plot_library, plot_serving
 from deltaic.cli_options import (
-    CacheBytes,
     CommandError,
     Debug,
-    Device,
-    Dtype,
-    EnforceEager,
-    GpuMemory,
-    KvCacheDtype,
-    LoadFormat,
-    MaxBatchedTokens,
-    MaxModelLen,
-    MaxNumSeqs,
+    EngineFields,
     Model,
-    NumThreads,
-    SpeculativeTokens,
-    StateDtype,
-    number_or_word,
+    engine_options,
     usage,
 )
 from deltaic.engine_config import EngineConfig
@@ -45,7 +35,7 @@ Bandwidth = Annotated[
 Flops = Annotated[float | None, typer.Option(help="TFLOP/s that the device reaches at most. Default: likewise.")]
 OutputJson = Annotated[Path | None, typer.Option(help="Write the results to this file.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG (needs deltaic[plot]).")]
-PrefixCaching = Annotated[bool, typer.Option("--enable-prefix-caching", help="Reuse what prompts have in common.")]
+DatasetName = Annotated[str, typer.Option(help="Kind of prompts: random.")]
 
 
 class ManyValues(TyperCommand):
@@ -73,6 +63,7 @@ def _is_number(text: str) -> bool:
 
 
 @bench_app.command(cls=ManyValues)
+@engine_options(without=("max_num_seqs",), enable_prefix_caching=False, speculative_tokens="0")
 def latency(
     model: Model = None,
     batch_size: Annotated[
@@ -82,19 +73,8 @@ def latency(
     output_len: Annotated[int, typer.Option(min=1, help="Tokens that each request generates.")] = 128,
     num_iters_warmup: Annotated[int, typer.Option(min=0, help="Runs of each batch before the measured ones.")] = 2,
     num_iters: Annotated[int, typer.Option(min=1, help="Measured runs of each batch.")] = 5,
-    load_format: LoadFormat = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    recurrent_state_dtype: StateDtype = "auto",
-    max_model_len: MaxModelLen = None,
-    max_num_batched_tokens: MaxBatchedTokens = None,
-    gpu_memory_utilization: GpuMemory = 0.9,
-    kv_cache_memory_bytes: CacheBytes = None,
-    enforce_eager: EnforceEager = False,
-    enable_prefix_caching: PrefixCaching = False,
-    speculative_tokens: SpeculativeTokens = "0",
-    num_threads: NumThreads = 0,
+    *,
+    engine: EngineFields,
     bandwidth: Bandwidth = None,
     flops: Flops = None,
     output_json: OutputJson = None,
@@ -111,67 +91,51 @@ def latency(
     if plot is not None:
         plot_library()
     with usage():
-        num_positions = model_positions(model, load_format)
-        config = EngineConfig(
-            load_format=load_format,
-            device=device,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            recurrent_state_dtype=recurrent_state_dtype,
-            max_model_len=bench.needed_model_len(workloads, max_num_batched_tokens, max_model_len, num_positions),
-            max_num_seqs=max(batch_size),
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            enforce_eager=enforce_eager,
-            enable_prefix_caching=enable_prefix_caching,
-            speculative_tokens=number_or_word(speculative_tokens),
-            num_threads=num_threads,
-        )
+        num_positions = model_positions(model, engine["load_format"])
+        budget, length = engine["max_num_batched_tokens"], engine["max_model_len"]
+        engine["max_model_len"] = bench.needed_model_len(workloads, budget, length, num_positions)
+        config = EngineConfig(**engine, max_num_seqs=max(batch_size))
     loaded = load_engine(model, config, input_len[0], bandwidth=bandwidth, flops=flops)
-    results = []
+    samples: list[list[bench.Sample]] = []
     for workload in workloads:
-        samples = []
         with ProgressBar(num_iters, None, f"batch {workload.batch_size}, {workload.input_len} tokens") as bar:
+            samples.append([])
             for sample in bench.measure(loaded.engine, workload, num_iters_warmup, num_iters):
-                samples.append(sample)
+                samples[-1].append(sample)
                 bar.advance(1)
-        results.append(bench.describe(workload, samples, loaded.costs, loaded.ceilings))
+    loaded.settle_ceilings()
+    results = [
+        bench.describe(workload, of_it, loaded.costs, loaded.ceilings)
+        for workload, of_it in zip(workloads, samples, strict=True)
+    ]
     print(bench.latency_table(results))
+    loaded.explain(results)
     if output_json is not None:
-        write_json(
-            output_json,
-            loaded.facts | {"device_memory": memory_facts(loaded.engine), "num_iters": num_iters, "results": results},
-        )
+        extra = {"device_memory": memory_facts(loaded.engine), "num_iters": num_iters, "results": results}
+        write_json(output_json, loaded.facts | extra | bench.vllm_names(results))
     if plot is not None:
         plot_latency(plot, loaded.name, results)
 
 
 @bench_app.command()
+@engine_options(enable_prefix_caching=False, speculative_tokens="0")
 def throughput(
     model: Model = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests, all queued at once.")] = 100,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
-    output_len: Annotated[int, typer.Option(min=1, help="Tokens that a request generates.")] = 128,
+    dataset_name: DatasetName = "random",
+    input_len: Annotated[
+        int, typer.Option("--input-len", "--random-input-len", min=1, help="Tokens of a prompt.")
+    ] = 1024,
+    output_len: Annotated[
+        int, typer.Option("--output-len", "--random-output-len", min=1, help="Tokens that a request generates.")
+    ] = 128,
     random_range_ratio: Annotated[
         float, typer.Option(help="Draw lengths from [len x (1 - ratio), len x (1 + ratio)].")
     ] = 0.0,
     num_warmups: Annotated[int, typer.Option(min=0, help="Requests before the measured ones.")] = 2,
     seed: Annotated[int, typer.Option(help="Of lengths and prompts.")] = 0,
-    load_format: LoadFormat = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    recurrent_state_dtype: StateDtype = "auto",
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxBatchedTokens = None,
-    gpu_memory_utilization: GpuMemory = 0.9,
-    kv_cache_memory_bytes: CacheBytes = None,
-    enforce_eager: EnforceEager = False,
-    enable_prefix_caching: PrefixCaching = False,
-    speculative_tokens: SpeculativeTokens = "0",
-    num_threads: NumThreads = 0,
+    *,
+    engine: EngineFields,
     bandwidth: Bandwidth = None,
     flops: Flops = None,
     output_json: OutputJson = None,
@@ -179,29 +143,16 @@ def throughput(
 ) -> None:
     """Run many requests, all queued at once, and count what came out a second."""
     from deltaic.bench import throughput as bench
-    from deltaic.bench.lengths import random_requests
+    from deltaic.bench.lengths import check_dataset, random_requests
     from deltaic.bench.loading import load_engine, memory_facts
     from deltaic.bench.report import write_json
     from deltaic.progress import ProgressBar
 
     with usage():
+        check_dataset(dataset_name)
         requests = random_requests(num_prompts, input_len, output_len, random_range_ratio, seed)
-        config = EngineConfig(
-            load_format=load_format,
-            device=device,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            recurrent_state_dtype=recurrent_state_dtype,
-            max_model_len=max_model_len or max(request.prompt_len + request.output_len for request in requests),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            enforce_eager=enforce_eager,
-            enable_prefix_caching=enable_prefix_caching,
-            speculative_tokens=number_or_word(speculative_tokens),
-            num_threads=num_threads,
-        )
+        longest = max(request.prompt_len + request.output_len for request in requests)
+        config = EngineConfig(**engine | {"max_model_len": engine["max_model_len"] or longest})
     loaded = load_engine(model, config, requests[0].prompt_len, bandwidth=bandwidth, flops=flops)
     bench.run_requests(loaded.engine, requests[:num_warmups], seed=seed + 1)
     with ProgressBar(len(requests), None, "requests") as bar:
@@ -210,12 +161,14 @@ def throughput(
         f"Throughput: {result['requests_per_second']:.2f} requests/s, "
         f"{result['tokens_per_second']:.2f} total tokens/s, {result['output_tokens_per_second']:.2f} output tokens/s"
     )
+    loaded.settle_ceilings()
     max_num_seqs = loaded.engine.scheduler_config.max_num_seqs
     bound = bench.bound_seconds(requests, max_num_seqs, loaded.costs, loaded.ceilings)
     result |= {"bound_time": bound, "share_of_bound": bound / result["elapsed_time"]}
     print(f"{line}, {100 * result['share_of_bound']:.0f} % of the bound")
     print(f"Total num prompt tokens:  {result['num_prompt_tokens']}")
     print(f"Total num output tokens:  {result['num_output_tokens']}")
+    loaded.explain([result])
     if output_json is not None:
         write_json(output_json, loaded.facts | {"device_memory": memory_facts(loaded.engine)} | result)
 
@@ -227,11 +180,12 @@ def serve(
     ] = (None),
     host: str = "127.0.0.1",
     port: int = 8000,
-    backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
+    backend: Annotated[str, typer.Option(help="openai (completions; also as vllm) or openai-chat.")] = "openai",
     endpoint: Annotated[str | None, typer.Option(help="Path. Default: that of the backend.")] = None,
     model: Annotated[str | None, typer.Option(help="Name for the server. Default: the first of /v1/models.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key that the server wants.")] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 1000,
+    dataset_name: DatasetName = "random",
     request_rate: Annotated[
         list[float], typer.Option(help="Requests a second, at random times; inf: all at once. Several values: in turn.")
     ] = [float("inf")],  # noqa: B006
@@ -263,14 +217,29 @@ def serve(
         None
     ),
     plot: Plot = None,
+    model_config: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint folder or config.json of the server's model: shows shares of its bound."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="With --model-config: what the server runs on: auto, cpu, cuda.")
+    ] = "auto",
+    dtype: Annotated[str, typer.Option(help="With --model-config: what it computes in.")] = "auto",
+    bandwidth: Bandwidth = None,
+    flops: Flops = None,
     debug: Debug = False,
 ) -> None:
     """Load a server that has OpenAI's interface, and time its streams."""
     from deltaic.bench import serve as bench
+    from deltaic.bench.ceilings import describe_ceilings, notes_on_shares
+    from deltaic.bench.http_client import Url
+    from deltaic.bench.lengths import check_dataset
     from deltaic.bench.report import write_json
-    from deltaic.bench.serving import describe, details
+    from deltaic.bench.serve_bound import ServerBound
+    from deltaic.bench.serving import describe, details, sweep_table
 
     with usage():
+        check_dataset(dataset_name)
         if plot is not None:
             plot_library()
         settings = bench.ServeSettings(
@@ -299,14 +268,29 @@ def serve(
         loads = [bench.Load(rate, most) for rate in request_rate for most in limits]
         if result_filename is not None and len(loads) > 1:
             raise ValueError(f"result_filename is one name, {len(loads)} loads are asked for: leave it out")
+        bound = None
+        if model_config is not None:
+            config = EngineConfig(device=device, dtype=dtype)
+            bound = ServerBound.find(
+                model_config, config, Url.parse(settings.base_url), bandwidth=bandwidth, flops=flops
+            )
     results = []
     for result, answers in bench.run(settings, loads):
+        if bound is not None:
+            bound.settle()
+            result |= bound.shares(answers, result["duration"], result["max_concurrent_requests"])
+            result["ceilings"] = dataclasses.asdict(bound.ceilings)
         print(describe(result, settings.metrics, settings.percentiles), flush=True)
         results.append(result)
         if save_result or save_detailed:
             extra = details(answers) if save_detailed else {}
             path = result_dir / (result_filename or bench.file_name(result))
             write_json(path, result | extra)
+    if len(results) > 1:
+        print(sweep_table(results))
+    if bound is not None:
+        for line in (describe_ceilings(bound.ceilings), *notes_on_shares(results)):
+            print(line, file=sys.stderr)
     if plot is not None:
         plot_serving(plot, str(results[0]["model_id"]), results)
     if not any(result["completed"] for result in results):

@@ -142,6 +142,13 @@ def describe(workload: Workload, samples: Sequence[Sample], costs: ModelCosts, c
     return result
 
 
+def vllm_names(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what vLLM's file has at its top: of the one workload, nothing of several."""
+    if len(results) != 1:
+        return {}
+    return {name: results[0][name] for name in ("avg_latency", "latencies", "percentiles")}
+
+
 def latency_table(results: Sequence[dict[str, Any]]) -> str:
     """Return one line a workload: prefill, steps, and their shares of the bound."""
 

@@ -12,6 +12,15 @@ class RandomRequest:
     output_len: int
 
 
+DATASETS = ("random",)
+
+
+def check_dataset(name: str) -> None:
+    """Raise ValueError for a kind of prompts that there is none of: others than random need files and a tokenizer."""
+    if name not in DATASETS:
+        raise ValueError(f"dataset_name must be {', '.join(DATASETS)}: prompts of random tokens, got {name!r:.80}")
+
+
 def random_requests(
     num_prompts: int, input_len: int, output_len: int, range_ratio: float, seed: int
 ) -> list[RandomRequest]:

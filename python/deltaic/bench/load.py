@@ -31,6 +31,7 @@ class Answer:
 
     prompt_len: int
     output_len: int = 0
+    cached_len: int = 0  # of the prompt, in the server's cache
     started: float = 0.0
     ttft: float = 0.0
     itls: list[float] = field(default_factory=list)
@@ -131,6 +132,7 @@ async def ask(target: Target, given: LoadRequest) -> Answer:
             if usage := event.get("usage"):
                 answer.output_len = usage["completion_tokens"]
                 answer.prompt_len = usage.get("prompt_tokens", answer.prompt_len)
+                answer.cached_len = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             if not (choices := event.get("choices")) or _only_opens(choices[0]):
                 continue
             now = time.perf_counter()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from deltaic import __version__, _core
-from deltaic.bench.ceilings import Ceilings, describe_ceilings, find_ceilings
+from deltaic.bench.ceilings import Ceilings, describe_ceilings, find_ceilings, measure_again, notes_on_shares
 from deltaic.bench.latency import Workload, run_workload
 from deltaic.checkpoint import resolve_model
 from deltaic.device import place
@@ -20,7 +21,7 @@ from deltaic.memory_plan import device_memory, gigabytes
 from deltaic.model_costs import ModelCosts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loaded:
     """An engine, the costs of its model and the ceilings of its device."""
 
@@ -29,6 +30,20 @@ class Loaded:
     costs: ModelCosts
     ceilings: Ceilings
     facts: dict[str, Any]  # for a result file
+    num_threads: int
+
+    def settle_ceilings(self) -> None:
+        """Measure the ceilings again if other processes disturbed that before the model was loaded."""
+        new = measure_again(self.ceilings, self.num_threads)
+        if new != self.ceilings:
+            self.ceilings = new
+            self.facts["ceilings"] = asdict(new)
+            print(f"measured again, {describe_ceilings(new)}", file=sys.stderr, flush=True)
+
+    def explain(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """Say on stderr what shares above 1 mean, if there are any."""
+        for line in notes_on_shares(results):
+            print(line, file=sys.stderr)
 
 
 def load_engine(
@@ -83,7 +98,7 @@ def load_engine(
         "startup_seconds": startup_s,
         "ceilings": asdict(ceilings),
     }
-    return Loaded(name, engine, ModelCosts(model_config, placement, weight_bytes), ceilings, facts)
+    return Loaded(name, engine, ModelCosts(model_config, placement, weight_bytes), ceilings, facts, config.num_threads)
 
 
 def memory_facts(engine: Engine) -> dict[str, int]:

@@ -14,7 +14,8 @@ from deltaic.bench.load import Answer, Target, arrival_times, ask, make_requests
 from deltaic.bench.serving import METRICS, measure_answers
 from deltaic.progress import ProgressBar
 
-ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+# vllm is that tool's name for the first.
+ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions", "vllm": "/v1/completions"}
 _READY_CHECK_S = 1.0
 
 
@@ -159,7 +160,10 @@ def _run_load(settings: ServeSettings, target: Target, load: Load) -> tuple[dict
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "backend": settings.backend,
         "base_url": settings.base_url,
+        "endpoint_type": settings.backend,
+        "label": None,
         "model_id": target.model,
+        "tokenizer_id": None,  # prompts are token ids, or words
         "num_prompts": settings.num_prompts,
         "request_rate": "inf" if load.request_rate == math.inf else load.request_rate,
         "burstiness": settings.burstiness,
