@@ -20,32 +20,20 @@ import typer
 from deltaic._core import __version__
 from deltaic.bench.command import bench_app
 from deltaic.cli_options import (
-    CacheBytes,
     CommandError,
     Debug,
-    Device,
-    Dtype,
-    EnforceEager,
-    GpuMemory,
-    KvCacheDtype,
-    LoadFormat,
-    MaxBatchedTokens,
-    MaxModelLen,
-    MaxNumSeqs,
+    EngineFields,
     MaxTokens,
     MinP,
     Model,
-    NumThreads,
     RepetitionPenalty,
     Seed,
-    SpeculativeTokens,
-    StateDtype,
     Stop,
     System,
     Temperature,
     TopK,
     TopP,
-    number_or_word,
+    engine_options,
     usage,
 )
 from deltaic.speak_command import speak
@@ -84,6 +72,7 @@ def root(
 
 
 @app.command()
+@engine_options(without=("load_format", "max_num_seqs", "enable_prefix_caching"))
 def generate(
     prompt: Annotated[str | None, typer.Argument(help=f"'-' reads it from stdin. Default: {FIRST_PROMPT!r}.")] = None,
     model: Model = None,
@@ -108,14 +97,8 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end of the text.")] = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_model_len: MaxModelLen = None,
-    max_num_batched_tokens: MaxBatchedTokens = None,
-    gpu_memory_utilization: GpuMemory = 0.9,
-    kv_cache_memory_bytes: CacheBytes = None,
-    speculative_tokens: SpeculativeTokens = "auto",
-    num_threads: NumThreads = 0,
+    *,
+    engine: EngineFields,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show tokens and times on stderr.")] = False,
     debug: Debug = False,
@@ -150,18 +133,7 @@ def generate(
         stop=stop or None,
         ignore_eos=ignore_eos,
     )
-    llm = load(
-        folder,
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        gpu_memory_utilization=gpu_memory_utilization,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        speculative_tokens=number_or_word(speculative_tokens),
-        num_threads=num_threads,
-        enable_prefix_caching=False,  # no second request could use it
-    )
+    llm = load(folder, **engine, enable_prefix_caching=False)  # no second request could use it
     given: Any = prompt
     if chat:
         given = [{"role": "user", "content": prompt}]
@@ -183,6 +155,7 @@ def generate(
 
 
 @app.command()
+@engine_options(without=("load_format", "max_num_seqs"))
 def chat(
     model: Model = None,
     system: System = None,
@@ -194,13 +167,8 @@ def chat(
     repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_model_len: MaxModelLen = None,
-    gpu_memory_utilization: GpuMemory = 0.9,
-    kv_cache_memory_bytes: CacheBytes = None,
-    speculative_tokens: SpeculativeTokens = "auto",
-    num_threads: NumThreads = 0,
+    *,
+    engine: EngineFields,
     plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as markdown.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show tokens and times after each answer.")] = False,
     debug: Debug = False,
@@ -221,16 +189,7 @@ def chat(
         seed=seed,
         stop=stop or None,
     )
-    llm = load(
-        folder,
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        gpu_memory_utilization=gpu_memory_utilization,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        speculative_tokens=number_or_word(speculative_tokens),
-        num_threads=num_threads,
-    )
+    llm = load(folder, **engine)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         ChatSession(llm, params, system=system, interactive=sys.stdin.isatty(), stats=stats).run()
         return
@@ -244,6 +203,7 @@ def chat(
 
 
 @app.command()
+@engine_options()
 def serve(
     model: Annotated[
         str | None, typer.Argument(help="Checkpoint folder or hub id; the bundled model if left out.")
@@ -259,20 +219,8 @@ def serve(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name of the model for clients; may be given several times.")
     ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxBatchedTokens = None,
-    gpu_memory_utilization: GpuMemory = 0.9,
-    kv_cache_memory_bytes: CacheBytes = None,
-    load_format: LoadFormat = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    recurrent_state_dtype: StateDtype = "auto",
-    enforce_eager: EnforceEager = False,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse what prompts have in common.")] = True,
-    speculative_tokens: SpeculativeTokens = "auto",
-    num_threads: NumThreads = 0,
+    *,
+    engine: EngineFields,
     seed: Annotated[int | None, typer.Option(help="Make requests without a seed of their own repeatable.")] = None,
     max_logprobs: Annotated[int, typer.Option(help="Most log probabilities of a token; -1: no limit.")] = 20,
     max_waiting: Annotated[int, typer.Option(help="Most completions that wait; more are answered 429.")] = 1024,
@@ -302,26 +250,10 @@ def serve(
     from deltaic.engine_config import EngineConfig
     from deltaic.stages.speech import is_speech_checkpoint
 
-    folder = resolve_model(model, load_format)
-    options: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "kv_cache_memory_bytes": kv_cache_memory_bytes,
-        "load_format": load_format,
-        "kv_cache_dtype": kv_cache_dtype,
-        "recurrent_state_dtype": recurrent_state_dtype,
-        "enforce_eager": enforce_eager,
-        "enable_prefix_caching": enable_prefix_caching,
-        "speculative_tokens": number_or_word(speculative_tokens),
-        "num_threads": num_threads,
-    }
+    folder = resolve_model(model, engine["load_format"])
     limits: dict[str, Any] = {"max_waiting": max_waiting, "stall_timeout_s": stall_timeout}
     with usage():
-        EngineConfig(**options)
+        EngineConfig(**engine)
         check_limits(**limits)
         settings = ServerSettings(
             served_model_names=served_model_name or [folder.name],
@@ -331,33 +263,29 @@ def serve(
         )
     with listen(host, port) as sock:  # before the model is loaded: it may take long, and the port may be taken
         app: FastAPI
-        engine: AsyncLLM | SpeechEngine
+        llm: AsyncLLM | SpeechEngine
         if is_speech_checkpoint(folder):
-            if device not in ("auto", "cpu"):
-                raise CommandError(f"a model that speaks runs on the CPU, got --device {device}", 2)
-            engine = load_speech_engine(folder, max_num_seqs=max_num_seqs or 8, num_threads=num_threads, **limits)
-            app = create_speech_app(engine, settings)
+            if engine["device"] not in ("auto", "cpu"):
+                raise CommandError(f"a model that speaks runs on the CPU, got --device {engine['device']}", 2)
+            llm = load_speech_engine(
+                folder, max_num_seqs=engine["max_num_seqs"] or 8, num_threads=engine["num_threads"], **limits
+            )
+            app = create_speech_app(llm, settings)
         else:
-            engine = AsyncLLM(folder, seed=seed, max_logprobs=max_logprobs, **limits, **options)
-            app = create_app(engine, settings)
+            llm = AsyncLLM(folder, seed=seed, max_logprobs=max_logprobs, **limits, **engine)
+            app = create_app(llm, settings)
         print(f"serving {settings.served_model_names[0]} at http://{address(sock)}/v1", file=sys.stderr, flush=True)
-        run_app(app, engine, sock, access_log=access_log)
+        run_app(app, llm, sock, access_log=access_log)
 
 
 @app.command()
+@engine_options(without=("load_format", "enforce_eager", "enable_prefix_caching", "speculative_tokens", "num_threads"))
 def info(
     model: Annotated[
         str | None, typer.Argument(help="Checkpoint folder, config.json or hub id; the bundled model if left out.")
     ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxBatchedTokens = None,
-    gpu_memory_utilization: GpuMemory = 0.9,
-    kv_cache_memory_bytes: CacheBytes = None,
-    kv_cache_dtype: KvCacheDtype = "auto",
-    recurrent_state_dtype: StateDtype = "auto",
+    *,
+    engine: EngineFields,
     device_memory: Annotated[
         str | None, typer.Option(help="Plan for a GPU with so much memory (141GB, 24GiB), whether there is one or not.")
     ] = None,
@@ -370,17 +298,7 @@ def info(
     from deltaic.model_info import describe_model, model_info, parse_size
 
     with usage():
-        config = EngineConfig(
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            kv_cache_dtype=kv_cache_dtype,
-            recurrent_state_dtype=recurrent_state_dtype,
-        )
+        config = EngineConfig(**engine)
         memory_bytes = None if device_memory is None else parse_size("device_memory", device_memory)
     found = model_info(resolve_model(model, "dummy"), config, memory_bytes)  # a config.json alone is enough
     if as_json:
