@@ -197,7 +197,7 @@ void bench_gdn(Bench& bench) {
     bench.time("gdn.delta_rule", shape_text, static_cast<double>(2 * num_seqs * state_bytes),
                8.0 * num_tokens * v * 128, [&](int i) {
                  ops::gated_delta_rule(bench.ctx(), shape, layout, conv.view(), proj.view(), A_log.view(),
-                                       dt_bias.view(), sequences(i), temporal.view(), out.view());
+                                       dt_bias.view(), sequences(i), temporal.view(), /*replay=*/{}, out.view());
                });
     const Tensor norm_weight = random({128}, DType::f32), normal = random({num_tokens, value_heads, 128}, DType::f32);
     TensorView z = proj.view();

@@ -141,7 +141,7 @@ bool run(const std::vector<std::int32_t>& lengths) {
   const auto state = download<float>(temporal, state_size);
   reset();
   cuda::gated_delta_rule({stream}, shape, args.layout, qkv, args.proj, args.A_log, args.dt_bias, args.sequences,
-                         args.temporal, args.out);
+                         args.temporal, /*replay=*/{}, args.out);
   cuda::check(cudaStreamSynchronize(stream));
   const auto expected = download<std::uint16_t>(args.out.data, out_size);
   const auto expected_state = download<float>(temporal, state_size);

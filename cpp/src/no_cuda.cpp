@@ -66,7 +66,7 @@ void causal_conv(ops::Stream, const ops::GdnShape&, const ops::GdnProjectionLayo
   no_cuda("causal_conv");
 }
 void gated_delta_rule(ops::Stream, const ops::GdnShape&, const ops::GdnProjectionLayout&, TensorView, TensorView,
-                      TensorView, TensorView, const ops::GdnSequences&, TensorView, TensorView) {
+                      TensorView, TensorView, const ops::GdnSequences&, TensorView, TensorView, TensorView) {
   no_cuda("gated_delta_rule");
 }
 std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape&, DType, std::int64_t, std::int64_t) { no_cuda("gdn_mixer"); }

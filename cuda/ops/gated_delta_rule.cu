@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kWarps * 32) gated_delta_rule_kernel(const __g
 
 void gated_delta_rule(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
                       TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
-                      const ops::GdnSequences& sequences, TensorView temporal, TensorView out) {
+                      const ops::GdnSequences& sequences, TensorView temporal, TensorView, TensorView out) {
   DELTAIC_CHECK(shape.key_head_dim <= kMaxKeyHeadDim, "gated_delta_rule: key_head_dim is ", shape.key_head_dim,
                 ", the most is ", kMaxKeyHeadDim);
   constexpr int kBlockRows = kWarps * kRows;

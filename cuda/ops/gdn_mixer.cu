@@ -192,7 +192,7 @@ void gdn_mixer(ops::Stream stream, const ops::GdnMixerArgs& args) {
     gdn_prefill(stream, prefill);
   else
     gated_delta_rule(stream, args.shape, args.layout, qkv, args.proj, args.A_log, args.dt_bias, rest, args.temporal,
-                     args.out);
+                     args.replay, args.out);
   visit_float(args.proj.dtype, [&]<class T>(T) { norm_and_gate<T>(stream, args, first); });
 }
 

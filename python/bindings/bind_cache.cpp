@@ -43,7 +43,8 @@ void bind_specs(py::module_& m) {
              return py::hash(py::make_tuple(self.block_size, self.num_speculative_blocks,
                                             static_cast<int>(self.mamba_type), self.page_size_bytes()));
            })
-      .def("page_size_bytes", &MambaSpec::page_size_bytes);
+      .def("page_size_bytes", &MambaSpec::page_size_bytes)
+      .def("replay_bytes", &MambaSpec::replay_bytes, "Bytes of a running slot beside its page, for drafts.");
   Struct<UniformTypeKVCacheSpecs>(m, "UniformTypeKVCacheSpecs",
                                   "A group whose layers have different specs of one kind.")
       .field("block_size", &UniformTypeKVCacheSpecs::block_size)

@@ -81,11 +81,10 @@ def model_info(path: Path, config: EngineConfig, device_memory_bytes: int | None
     mapped_bytes = None if placement.is_cuda else file_bytes or None  # the CPU reads weights where they lie
     plan = plan_memory(model, config, placement=placement, memory=memory, weight_bytes=mapped_bytes)
     sizes, caches = plan.sizes, plan.kv_cache
-    page_bytes = {"kv": 0, "state": 0}
+    kv_page_bytes = 0
     for group in caches.groups:
-        kind = "kv" if isinstance(group.spec, _core.FullAttentionSpec) else "state"
-        page_bytes[kind] += group.spec.page_size_bytes() * len(group.layer_names)
-    num_running_slots = sizes.max_num_seqs if caches.num_running_slots is None else caches.num_running_slots
+        if isinstance(group.spec, _core.FullAttentionSpec):
+            kv_page_bytes += group.spec.page_size_bytes() * len(group.layer_names)
     capacity = _core.cache_capacity(caches, sizes.max_model_len)
     return ModelInfo(
         folder=str(path),
@@ -109,8 +108,8 @@ def model_info(path: Path, config: EngineConfig, device_memory_bytes: int | None
         activation_bytes=plan.activation_bytes,
         graph_bytes=plan.graph_bytes,
         left_memory_bytes=plan.left_bytes,
-        kv_bytes_per_token=page_bytes["kv"] // sizes.block_size,
-        state_bytes_per_sequence=page_bytes["state"] * num_running_slots // sizes.max_num_seqs,
+        kv_bytes_per_token=kv_page_bytes // sizes.block_size,
+        state_bytes_per_sequence=capacity.running_state_bytes // sizes.max_num_seqs,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,

@@ -128,10 +128,23 @@ TEST_CASE("state memory is a function of max_num_seqs, never of the number of bl
         o.max_num_seqs = num_seqs, o.num_speculative_tokens = num_drafts, o.num_blocks = num_blocks;
         const KVCacheConfig config = plan_kv_cache(hybrid(), o);
         CHECK(config.num_blocks == num_blocks);
-        CHECK(config.num_running_slots == num_seqs * (1 + num_drafts));
+        CHECK(config.num_running_slots == num_seqs);
+        const std::int64_t replay = num_drafts > 0 ? (1 + num_drafts) * ((1024 - 8 * 64) / 2 + 8 * 64 + 8) : 0;
         CHECK(cache_capacity(config, 1024).running_state_bytes ==
-              std::int64_t{num_seqs} * (1 + num_drafts) * 6 * (1024 * (3 + num_drafts) + 8 * 64 * 64) * 4);
+              std::int64_t{num_seqs} * 6 * (1024 * (3 + num_drafts) + 8 * 64 * 64 + replay) * 4);
       }
+}
+
+TEST_CASE("with drafts, the sequences that fit are those that fit with their replay rows") {
+  MemoryPlanOptions o = options(0);
+  o.num_speculative_tokens = 3;
+  const std::int64_t running_bytes = 6 * (1024 * 6 + 8 * 64 * 64 + 4 * (256 + 512 + 8)) * 4;
+  o.memory_bytes = 5 * running_bytes + 65 * kBlock;
+  CHECK_THROWS_WITH_AS(plan_kv_cache(hybrid(), o), doctest::Contains("lower max_num_seqs to 5, or"), OutOfMemory);
+  o.max_num_seqs = 5;
+  CHECK(plan_kv_cache(hybrid(), o).num_running_slots == 5);
+  o.memory_bytes -= 1;
+  CHECK_THROWS_AS(plan_kv_cache(hybrid(), o), OutOfMemory);
 }
 
 TEST_CASE("no snapshot slots where none could be hit") {
@@ -174,8 +187,8 @@ TEST_CASE("memory that is too small is refused with the numbers and what would f
   MemoryPlanOptions o = options(8 * kSlot + 64 * kBlock);
   CHECK_THROWS_WITH_AS(
       plan_kv_cache(hybrid(), o),
-      "the caches need 9011200 bytes, memory_bytes is 8978432: 6881280 for 8 running states (max_num_seqs 8 x (1 + "
-      "num_speculative_tokens 0)), 2129920 for 65 blocks of 16 tokens, 0 for 0 snapshots; one request of max_model_len "
+      "the caches need 9011200 bytes, memory_bytes is 8978432: 6881280 for 8 running states (max_num_seqs 8, "
+      "num_speculative_tokens 0), 2129920 for 65 blocks of 16 tokens, 0 for 0 snapshots; one request of max_model_len "
       "1024 takes 64 blocks and block 0 is never handed out: lower max_model_len to 1008, lower max_num_seqs to 7, or "
       "give more memory",
       OutOfMemory);
@@ -224,7 +237,10 @@ TEST_CASE("D75: the reported concurrency counts the blocks of one pool, drafts o
     CHECK(capacity.num_tokens == 352 * 16);
     CHECK(capacity.max_concurrency == 5.5);
     CHECK(capacity.kv_bytes == config.num_blocks * kBlock);
-    CHECK(capacity.snapshot_bytes * 2 * (1 + num_drafts) == capacity.running_state_bytes);  // 4 and 8 x (1 + S)
+    const std::int64_t slot_bytes = 6 * (1024 * (3 + num_drafts) + 8 * 64 * 64) * 4;
+    const std::int64_t replay_bytes = num_drafts > 0 ? 6 * (1 + num_drafts) * (256 + 512 + 8) * 4 : 0;
+    CHECK(capacity.snapshot_bytes == 4 * slot_bytes);
+    CHECK(capacity.running_state_bytes == 8 * (slot_bytes + replay_bytes));
   }
 }
 

@@ -106,7 +106,7 @@ struct Gdn {
     ops::causal_conv(test::cpu_context(), shape, layout, rows, conv_weight.view(), sequences, conv_state.view(),
                      output.conv.view());
     ops::gated_delta_rule(test::cpu_context(), shape, layout, output.conv.view(), rows, A_log.view(), dt_bias.view(),
-                          sequences, temporal.view(), output.out.view());
+                          sequences, temporal.view(), /*replay=*/{}, output.out.view());
     return output;
   }
 
@@ -415,7 +415,7 @@ TEST_CASE("D15, D16: decay and beta agree with double for 10^4 random inputs, so
     ops::gated_delta_rule(
         test::cpu_context(), shape, layout, qkv.view(), proj.view(), A_log.view(), dt_bias.view(),
         {.query_start_loc = loc.view(), .state_indices = indices.view(), .has_initial_state = initial.view()},
-        temporal.view(), out.view());
+        temporal.view(), /*replay=*/{}, out.view());
     double worst_decay = 0.0, worst_beta = 0.0;
     for (std::int32_t i = 0; i < n; ++i) {
       const double a = proj.as<float>()[5 * i + 4], b = proj.as<float>()[5 * i + 3], got = temporal.as<float>()[i];

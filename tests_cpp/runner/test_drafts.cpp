@@ -174,7 +174,7 @@ TEST_CASE(
   DraftEngine engine = make_engine(model, {.block_size = 4, .num_blocks = 40, .num_snapshot_slots = 1});
   engine.add("a", prompt_of(9, 1)), engine.add("b", prompt_of(9, 1));
   engine.requests["b"].tokens = engine.requests["a"].tokens;
-  engine.copies = {{"a", StateCopyKind::snapshot, 8 * (1 + kDrafts), 8}};
+  engine.copies = {{"a", StateCopyKind::snapshot, 8, 8}};
   engine.step({{"a", {.num_prefill = 8}}});
   engine.step({{"a", {}}});
   // b hits the prefix of 8 tokens, and joins with its last token and placeholders.
@@ -186,7 +186,7 @@ TEST_CASE(
   blocks.insert(blocks.end(), added.begin(), added.end());
   step.admit("b", b.tokens, blocks, 1 + kDrafts, greedy(), 8);
   step.output.scheduled_spec_decode_tokens["b"] = {-1, -1, -1};
-  step.copy("b", StateCopyKind::hit, 8 * (1 + kDrafts), 8);
+  step.copy("b", StateCopyKind::hit, 8, 8);
   const auto output = run_step(engine.runner, step);
   CHECK(output.sampled_token_ids[0] == Tokens{b.greedy[0]});
   CHECK(engine.runner.last_gdn_meta().num_spec_decodes == 1);
@@ -258,7 +258,7 @@ TEST_CASE("a snapshot within a verified step holds the state after exactly its t
         const TinyModel& model = dense_hybrid();
         DraftEngine engine =
             make_engine(model, {.block_size = 4, .num_blocks = 60, .temporal_dtype = dtype, .num_snapshot_slots = 1});
-        const int first_slot = 8 * (1 + kDrafts);
+        const int first_slot = 8;
         engine.add("a", prompt_of(16 - column - 1 - accepted, 1), 20);
         engine.step_all({});
         engine.step_all({.num_drafts = 3, .num_right = accepted - 1});
@@ -292,7 +292,7 @@ TEST_CASE("a snapshot that a step does not reach, or began behind, is not taken 
   engine.add("a", prompt_of(6, 1));
   engine.step_all({});
   engine.step_all({.num_drafts = 3, .num_right = 3});  // computed: 10
-  const int slot = 8 * (1 + kDrafts);
+  const int slot = 8;
   engine.copies = {{"a", StateCopyKind::snapshot, slot, 8}};
   engine.step_all({.num_drafts = 1, .num_right = 0});
   const auto& state = engine.runner.gdn_state()[0].temporal;

@@ -54,4 +54,25 @@ TEST_CASE("5: GDN metadata is leading decodes, then prefills; prefill sub-arrays
   // A fresh prompt of one token has no initial state.
   CHECK(metadata.view.has_initial_state == std::vector<bool>{true, true, true, false});
   CHECK(metadata.has_initial_state == std::vector<std::uint8_t>{1, 1, 1, 0});
+  CHECK(metadata.snapshot_slots.empty());
+}
+
+TEST_CASE("with speculation decodes are verified, and those behind a verified step replay it") {
+  const std::vector<std::int64_t> strides{4};
+  InputBatch batch(3, strides);
+  int slot = 0;
+  for (const auto& spec : {test::RowSpec{"a", 3, 4, 3, 1}, {"b", 2, 4, 3, 1}, {"c", 9, 9, 4, 5}}) {
+    BatchRow row = make_row(spec);
+    row.state_slot = slot++;
+    batch.add(std::move(row), std::vector<std::vector<int>>{{}});
+  }
+  batch.row(1).has_replay = true;
+  batch.row(1).num_accepted_tokens = 3;
+  StepInputs inputs;
+  build_step_inputs(batch, 3, false, inputs);
+  GdnMetadata metadata;
+  build_gdn_metadata(batch, 3, 2, /*with_speculation=*/true, inputs.query_start_loc, 3, metadata);
+  CHECK(metadata.has_initial_state == std::vector<std::uint8_t>{1, 2, 1});
+  CHECK(metadata.view.num_accepted_tokens == std::vector<std::int32_t>{1, 3, 0});
+  CHECK(metadata.snapshot_slots == std::vector<std::int32_t>{-1, -1, -1});
 }

@@ -47,6 +47,9 @@ struct MambaSpec {
 
   // Sum of the states' bytes, or the padded value; throws as FullAttentionSpec does.
   std::int64_t page_size_bytes() const;
+  // What a running slot has beside its page, to repeat the tokens of a verified step: with num_speculative_blocks S, of
+  // a GDN layer, 1 + S rows of f32. Throws InvalidArgument for shapes that are not those of such a layer.
+  std::int64_t replay_bytes() const;
   friend bool operator==(const MambaSpec&, const MambaSpec&) = default;
 };
 
@@ -56,6 +59,7 @@ struct UniformTypeKVCacheSpecs {
   std::map<std::string, std::variant<FullAttentionSpec, MambaSpec>> layer_specs;
 
   std::int64_t page_size_bytes() const;
+  std::int64_t replay_bytes() const;
   friend bool operator==(const UniformTypeKVCacheSpecs&, const UniformTypeKVCacheSpecs&) = default;
 };
 
@@ -198,13 +202,13 @@ struct MemoryPlanOptions {
 // one GDN group when the model has such layers, then that of the draft module. All attention groups share their blocks.
 KVCacheConfig make_kv_cache_groups(const ModelConfig& model, const MemoryPlanOptions& options);
 
-// Divides memory_bytes. First max_num_seqs x (1 + num_speculative_tokens) running state slots, whatever the number of
-// blocks; then the K/V blocks of one request of max_model_len (and block 0). Of what remains, snapshot slots get a
-// quarter, though never more than one for each mamba_block_size tokens of K/V; attention blocks get the rest. Snapshot
-// slots are 0 without prefix caching, without recurrent layers, or when max_model_len <= mamba_block_size (none could
-// be hit). Without prefix caching there are no more blocks than max_num_seqs requests of max_model_len can use. When
-// num_blocks and num_snapshot_slots are both given (num_blocks alone where there are no snapshots), memory_bytes 0
-// means that nothing is checked against it.
+// Divides memory_bytes. First max_num_seqs running state slots with their replay rows, whatever the number of blocks;
+// then the K/V blocks of one request of max_model_len (and block 0). Of what remains, snapshot slots get a quarter,
+// though never more than one for each mamba_block_size tokens of K/V; attention blocks get the rest. Snapshot slots are
+// 0 without prefix caching, without recurrent layers, or when max_model_len <= mamba_block_size (none could be hit).
+// Without prefix caching there are no more blocks than max_num_seqs requests of max_model_len can use. When num_blocks
+// and num_snapshot_slots are both given (num_blocks alone where there are no snapshots), memory_bytes 0 means that
+// nothing is checked against it.
 //
 // Throws OutOfMemory with the numbers when not even one request of max_model_len fits, InvalidArgument for options out
 // of range, Unsupported for a model without full attention.

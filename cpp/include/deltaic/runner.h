@@ -146,7 +146,7 @@ class ModelRunner {
   };
   const std::vector<LayerKvCache>& attn_kv() const;
   const std::vector<LayerStateCache>& gdn_state() const;
-  // req_id -> its first running slot.
+  // req_id -> its running slot.
   std::map<std::string, int> gdn_state_slots() const;
 
   // On CUDA these two wait for all steps in flight.

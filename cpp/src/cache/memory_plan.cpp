@@ -22,6 +22,12 @@ std::int64_t group_bytes(const KVCacheGroupSpec& group) {
   return page_bytes(group.spec) * (all_layers ? 1 : static_cast<std::int64_t>(group.layer_names.size()));
 }
 
+// Bytes that a running slot has beside its page, over all layers of a recurrent group.
+std::int64_t replay_bytes(const KVCacheGroupSpec& group) {
+  if (const auto* uniform = std::get_if<UniformTypeKVCacheSpecs>(&group.spec)) return uniform->replay_bytes();
+  return std::get<MambaSpec>(group.spec).replay_bytes() * static_cast<std::int64_t>(group.layer_names.size());
+}
+
 bool is_recurrent(const KVCacheGroupSpec& group) {
   if (const auto* uniform = std::get_if<UniformTypeKVCacheSpecs>(&group.spec))
     return !uniform->layer_specs.empty() && std::holds_alternative<MambaSpec>(uniform->layer_specs.begin()->second);
@@ -51,9 +57,6 @@ void check_plan_options(const MemoryPlanOptions& options) {
   DELTAIC_CHECK(options.max_model_len >= 1, "max_model_len is ", options.max_model_len, ", want at least 1");
   DELTAIC_CHECK(options.max_num_seqs >= 1, "max_num_seqs is ", options.max_num_seqs, ", want at least 1");
   constexpr std::int64_t kMax = std::numeric_limits<int>::max();
-  DELTAIC_CHECK(options.max_num_seqs * (1 + std::int64_t{options.num_speculative_tokens}) <= kMax, "max_num_seqs ",
-                options.max_num_seqs, " x (1 + num_speculative_tokens ", options.num_speculative_tokens,
-                ") is more than ", kMax);
   DELTAIC_CHECK(!options.num_blocks || (*options.num_blocks >= 2 && *options.num_blocks < kMax), "num_blocks is ",
                 options.num_blocks.value_or(0), ", want 2 to ", kMax - 1, " (block 0 is never handed out)");
   DELTAIC_CHECK(!options.num_snapshot_slots || *options.num_snapshot_slots >= 0, "num_snapshot_slots is ",
@@ -66,9 +69,10 @@ void check_plan_options(const MemoryPlanOptions& options) {
 struct Costs {
   std::int64_t block = 0;           // of all attention layers
   std::int64_t slot = 0;            // of all recurrent layers; 0 without such
+  std::int64_t replay = 0;          // a running slot has so many bytes more
   std::int64_t num_running = 0;     // state slots
   std::int64_t request_blocks = 0;  // of max_model_len tokens
-  std::int64_t running() const { return num_running * slot; }
+  std::int64_t running() const { return num_running * (slot + replay); }
 };
 
 // What would make it fit.
@@ -77,11 +81,10 @@ std::string remedy(const MemoryPlanOptions& options, const Costs& costs) {
     return detail::concat("lower ", options.num_blocks ? "num_blocks" : "",
                           options.num_blocks && options.num_snapshot_slots ? " or " : "",
                           options.num_snapshot_slots ? "num_snapshot_slots" : "", ", or give more memory");
-  const std::int64_t slots_per_seq = 1 + options.num_speculative_tokens;
   const std::int64_t blocks_fit = (options.memory_bytes - costs.running()) / costs.block - 1;
   const std::int64_t len_fit = blocks_fit * options.block_size;
   const std::int64_t rest = options.memory_bytes - (1 + costs.request_blocks) * costs.block;
-  const std::int64_t seqs_fit = costs.slot > 0 && rest > 0 ? rest / (costs.slot * slots_per_seq) : 0;
+  const std::int64_t seqs_fit = costs.slot > 0 && rest > 0 ? rest / (costs.slot + costs.replay) : 0;
   std::string text;
   if (len_fit > 0) text += detail::concat("lower max_model_len to ", len_fit, ", ");
   if (seqs_fit > 0) text += detail::concat("lower max_num_seqs to ", seqs_fit, ", ");
@@ -94,8 +97,8 @@ void check_fits(const MemoryPlanOptions& options, const Costs& costs, std::int64
   if (needed <= options.memory_bytes) return;
   throw OutOfMemory(detail::concat(
       "the caches need ", needed, " bytes, memory_bytes is ", options.memory_bytes, ": ", costs.running(), " for ",
-      costs.num_running, " running states (max_num_seqs ", options.max_num_seqs, " x (1 + num_speculative_tokens ",
-      options.num_speculative_tokens, ")), ", num_blocks * costs.block, " for ", num_blocks, " blocks of ",
+      costs.num_running, " running states (max_num_seqs ", options.max_num_seqs, ", num_speculative_tokens ",
+      options.num_speculative_tokens, "), ", num_blocks * costs.block, " for ", num_blocks, " blocks of ",
       options.block_size, " tokens, ", num_snapshots * costs.slot, " for ", num_snapshots,
       " snapshots; one request of max_model_len ", options.max_model_len, " takes ", costs.request_blocks,
       " blocks and block 0 is never handed out: ", remedy(options, costs)));
@@ -159,11 +162,14 @@ KVCacheConfig plan_kv_cache(const ModelConfig& model, const MemoryPlanOptions& o
   KVCacheConfig config = make_kv_cache_groups(model, options);
   const std::int64_t slot_bytes = bytes_of_groups(config, /*recurrent=*/true);
   const bool hybrid = slot_bytes > 0;
-  const Costs costs{
-      .block = bytes_of_groups(config, /*recurrent=*/false),
-      .slot = slot_bytes,
-      .num_running = hybrid ? std::int64_t{options.max_num_seqs} * (1 + options.num_speculative_tokens) : 0,
-      .request_blocks = ceil_div(options.max_model_len, options.block_size)};
+  std::int64_t replay = 0;
+  for (const KVCacheGroupSpec& group : config.groups)
+    if (is_recurrent(group)) replay += replay_bytes(group);
+  const Costs costs{.block = bytes_of_groups(config, /*recurrent=*/false),
+                    .slot = slot_bytes,
+                    .replay = replay,
+                    .num_running = hybrid ? options.max_num_seqs : 0,
+                    .request_blocks = ceil_div(options.max_model_len, options.block_size)};
   const bool with_snapshots =
       hybrid && options.enable_prefix_caching && options.max_model_len > options.mamba_block_size;
 
@@ -206,7 +212,7 @@ CacheCapacity cache_capacity(const KVCacheConfig& config, int max_model_len) {
     const std::int64_t bytes = group_bytes(group);
     if (is_recurrent(group)) {
       DELTAIC_CHECK(config.num_running_slots.has_value(), "num_running_slots is not set");
-      capacity.running_state_bytes += bytes * *config.num_running_slots;
+      capacity.running_state_bytes += (bytes + replay_bytes(group)) * *config.num_running_slots;
       capacity.snapshot_bytes += bytes * config.num_snapshot_slots;
     } else {
       capacity.kv_bytes += bytes * config.num_blocks;

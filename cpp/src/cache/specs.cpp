@@ -38,11 +38,27 @@ std::int64_t MambaSpec::page_size_bytes() const {
   return padded("MambaSpec", page_bytes, page_size_padded);
 }
 
+std::int64_t MambaSpec::replay_bytes() const {
+  if (num_speculative_blocks == 0 || mamba_type != MambaType::gdn) return 0;
+  DELTAIC_CHECK(shapes.size() == 2 && shapes[0].size() == 2 && shapes[1].size() == 3,
+                "MambaSpec: a GDN layer has 2 states, conv [conv_dim, width] and temporal [heads, dim, dim]");
+  // k of the key heads, the updates of the values, and a decay a value head, of each token.
+  const std::int64_t heads = shapes[1][0], values = heads * shapes[1][1], keys = (shapes[0][0] - values) / 2;
+  return (1 + num_speculative_blocks) * (keys + values + heads) * static_cast<std::int64_t>(sizeof(float));
+}
+
 std::int64_t UniformTypeKVCacheSpecs::page_size_bytes() const {
   std::int64_t page_bytes = 0;
   for (const auto& [name, spec] : layer_specs)
     page_bytes += std::visit([](const auto& layer) { return layer.page_size_bytes(); }, spec);
   return page_bytes;
+}
+
+std::int64_t UniformTypeKVCacheSpecs::replay_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [name, spec] : layer_specs)
+    if (const auto* layer = std::get_if<MambaSpec>(&spec)) bytes += layer->replay_bytes();
+  return bytes;
 }
 
 }  // namespace deltaic

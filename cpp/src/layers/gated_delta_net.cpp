@@ -15,7 +15,7 @@ GatedDeltaNet::Buffers GatedDeltaNet::take_buffers(Workspace& workspace, const S
 
 void GatedDeltaNet::forward(const ops::Context& ctx, LayerInput& input, const StepShape& step,
                             const ops::GdnSequences& sequences, TensorView conv_state, TensorView temporal,
-                            Workspace& workspace, TensorView y) const {
+                            TensorView replay, Workspace& workspace, TensorView y) const {
   const Buffers buffers = take_buffers(workspace, step);
   in_proj.forward(ctx, input, buffers.proj);
   ops::gdn_mixer(ctx, {.shape = shape,
@@ -29,6 +29,7 @@ void GatedDeltaNet::forward(const ops::Context& ctx, LayerInput& input, const St
                        .sequences = sequences,
                        .conv_state = conv_state,
                        .temporal = temporal,
+                       .replay = replay,
                        .workspace = buffers.mixer,
                        .out = as_heads(buffers.out, shape.num_value_heads, shape.value_head_dim)});
   ops::linear(ctx, buffers.out, out_proj, {.bias = {}, .accumulate = true}, y);

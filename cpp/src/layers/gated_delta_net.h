@@ -21,9 +21,10 @@ struct GatedDeltaNet {
   ops::Weight out_proj;
 
   // y += mixer(input); the states of the sequences are advanced.
+  //   replay  what verified sequences need (ops/gated_delta_net.h)
   //   y  [num_tokens, hidden_size]; may be the input's residual stream
   void forward(const ops::Context& ctx, LayerInput& input, const StepShape& step, const ops::GdnSequences& sequences,
-               TensorView conv_state, TensorView temporal, Workspace& workspace, TensorView y) const;
+               TensorView conv_state, TensorView temporal, TensorView replay, Workspace& workspace, TensorView y) const;
 
   struct Buffers {
     TensorView proj;   // [num_tokens, in_proj.row_size]

@@ -149,7 +149,8 @@ TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews&
       ++attention_cache;
     } else {
       std::get<GatedDeltaNet>(layer.mixer)
-          .forward(ctx, mixer_input, shape, inputs.gdn, state_cache->conv, state_cache->temporal, self.workspace, x);
+          .forward(ctx, mixer_input, shape, inputs.gdn, state_cache->conv, state_cache->temporal, state_cache->replay,
+                   self.workspace, x);
       ++state_cache;
     }
 

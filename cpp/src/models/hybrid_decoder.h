@@ -41,6 +41,7 @@ struct AttentionCacheViews {
 struct StateCacheViews {
   TensorView conv;      // [num_slots, conv_dim, conv_kernel - 1 + S]
   TensorView temporal;  // [num_slots, num_value_heads, value_head_dim, key_head_dim]
+  TensorView replay{};  // [num_running_slots, 1 + S, GdnShape::replay_size()] f32; without S none
 };
 struct CacheViews {
   std::span<const AttentionCacheViews> attention;

@@ -25,7 +25,7 @@ void causal_conv(const Context& ctx, const GdnShape& shape, const GdnProjectionL
 
 void gated_delta_rule(const Context& ctx, const GdnShape& shape, const GdnProjectionLayout& layout, TensorView qkv,
                       TensorView proj, TensorView A_log, TensorView dt_bias, const GdnSequences& sequences,
-                      TensorView temporal, TensorView out) {
+                      TensorView temporal, TensorView replay, TensorView out) {
   const char* op = "gated_delta_rule";
   check_gdn_shape(op, shape);
   check_gdn_sequences(op, sequences, ctx);
@@ -35,14 +35,16 @@ void gated_delta_rule(const Context& ctx, const GdnShape& shape, const GdnProjec
   check_contiguous(op, "A_log", A_log, ctx, {DType::f32}, {shape.num_value_heads});
   check_contiguous(op, "dt_bias", dt_bias, ctx, {DType::f32}, {shape.num_value_heads});
   check_gdn_temporal(op, temporal, shape, ctx);
+  check_gdn_replay(op, replay, sequences, shape, ctx);
   check_contiguous(op, "out", out, ctx, {qkv.dtype}, {qkv.shape[0], shape.num_value_heads, shape.value_head_dim});
   if (sequences.state_indices.shape[0] == 0) return;
   switch (ctx.device.type) {
     case DeviceType::cpu:
       return cpu::gated_delta_rule(threads_of(op, ctx), shape, layout, qkv, proj, A_log, dt_bias, sequences, temporal,
-                                   out);
+                                   replay, out);
     case DeviceType::cuda:
-      return cuda::gated_delta_rule(ctx.stream, shape, layout, qkv, proj, A_log, dt_bias, sequences, temporal, out);
+      return cuda::gated_delta_rule(ctx.stream, shape, layout, qkv, proj, A_log, dt_bias, sequences, temporal, replay,
+                                    out);
   }
 }
 

@@ -24,25 +24,45 @@ struct GdnShape {
   int num_key_heads = 0, num_value_heads = 0, key_head_dim = 0, value_head_dim = 0, conv_kernel = 0;
   int heads_per_group() const { return num_value_heads / num_key_heads; }
   int conv_dim() const { return 2 * num_key_heads * key_head_dim + num_value_heads * value_head_dim; }
+  // Numbers of a replay row: how a token changes the states S of a layer, S := decay * S + update k^T. First k of the
+  // key heads, then update of the value heads, then decay of these.
+  int replay_size() const { return num_key_heads * key_head_dim + num_value_heads * value_head_dim + num_value_heads; }
+  int replay_update() const { return num_key_heads * key_head_dim; }
+  int replay_decay() const { return replay_update() + num_value_heads * value_head_dim; }
+};
+
+// What a sequence starts from: values of GdnSequences::has_initial_state.
+enum class InitialState : std::uint8_t {
+  zero,   // the slot's content is ignored, and both states start at zero
+  slot,   // the states in the slot
+  replay  // a verified sequence behind a verified step: the temporal state in the slot lacks the tokens accepted there
 };
 
 // Which sequences a step runs, and where their states are.
 struct GdnSequences {
   TensorView query_start_loc;    // [num_seqs + 1] i32
   TensorView state_indices;      // [num_seqs] i32, any stride; -1: an inert padding row (nothing read or written)
-  TensorView has_initial_state;  // [num_seqs] u8; 0: the slot's content is ignored and both states start at zero
-  int num_decodes = 0;           // the first so many have one token each, sequence i token i; 0 is always right
+  TensorView has_initial_state;  // [num_seqs] u8: InitialState
+  // The first so many are decodes; 0 is always right. Without drafts they have one token each, sequence i token i; with
+  // drafts they are verified, and all verified ones are among them.
+  int num_decodes = 0;
   // Drafts (spec/speculative.md B.2, B.3). [num_seqs] i32; none: as if all were 0.
-  //   0      a plain sequence, as above
-  //   a > 0  a verified one, of 1 to num_draft_tokens + 1 tokens, of which its step before accepted a. Its states take
-  //          the slots from its state index on: the one behind token t of this step goes to slot index + t, and it
-  //          starts from slot index + a - 1. Its conv state is in the first slot alone, where the inputs before this
-  //          step begin at position a - 1; it becomes the last conv_kernel - 2 of these and all inputs of this step.
-  //          Tokens give the bits of as many steps of one token.
+  //   0      a plain sequence: its states end behind its last token
+  //   a > 0  a verified one, of 1 to num_draft_tokens + 1 tokens. With InitialState::replay its step before accepted a
+  //          of its tokens: their rows in `replay` change the state in the slot, which is written back, and its inputs
+  //          before this step begin at position a - 1 of the conv state; otherwise a means nothing, and they begin at
+  //          0. The tokens of this step leave the state alone and a row each in `replay`; the conv state becomes the
+  //          last conv_kernel - 2 inputs before it and all of its own. Tokens give the bits of as many steps of one
+  //          token (CUDA: with f32 activations and gated_delta_rule; otherwise up to rounding).
   TensorView num_accepted{};
   int num_draft_tokens = 0;  // the most a verified sequence may have
+  // Verified sequences, [num_seqs] i32 both or none: the states behind token `offset` of this step also go to a slot
+  // that no sequence has. An offset that is no token of the sequence: none is written.
+  TensorView snapshot_slots{};
+  TensorView snapshot_offsets{};
 
   bool has_drafts() const { return num_accepted.data != nullptr; }
+  bool has_snapshots() const { return snapshot_slots.data != nullptr; }
 };
 
 // Depthwise causal convolution over q, k, v, then SiLU (model-spec 9.2), continuing from and updating the conv state.
@@ -61,12 +81,14 @@ void causal_conv(const Context& ctx, const GdnShape& shape, const GdnProjectionL
 //   proj      [num_tokens, row] dtype of qkv: b and a are read from it
 //   A_log, dt_bias  [num_value_heads] f32
 //   temporal  [num_slots, num_value_heads, value_head_dim, key_head_dim] f32 | bf16 | f16, any slot stride
+//   replay    [num_slots, >= 1 + num_draft_tokens, replay_size()] f32, rows contiguous, any slot stride: of the tokens
+//             of each slot's last verified step; none without drafts. Slots of snapshots need none.
 //   out       [num_tokens, num_value_heads, value_head_dim] dtype of qkv, contiguous
-// The state of a sequence is advanced token by token in f32 and rounded to the state's dtype once, at the end of its
-// span: with f32 state, any split of a sequence gives the same bits.
+// The state of a plain sequence is advanced token by token in f32 and rounded to the state's dtype once, at the end of
+// its span: with f32 state, any split of a sequence gives the same bits.
 void gated_delta_rule(const Context& ctx, const GdnShape& shape, const GdnProjectionLayout& layout, TensorView qkv,
                       TensorView proj, TensorView A_log, TensorView dt_bias, const GdnSequences& sequences,
-                      TensorView temporal, TensorView out);
+                      TensorView temporal, TensorView replay, TensorView out);
 
 }  // namespace ops
 
@@ -76,7 +98,7 @@ void causal_conv(ThreadPool& threads, const ops::GdnShape& shape, const ops::Gdn
                  TensorView out);
 void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
                       TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
-                      const ops::GdnSequences& sequences, TensorView temporal, TensorView out);
+                      const ops::GdnSequences& sequences, TensorView temporal, TensorView replay, TensorView out);
 }  // namespace cpu
 namespace cuda {
 void causal_conv(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
@@ -84,7 +106,7 @@ void causal_conv(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnP
                  TensorView out);
 void gated_delta_rule(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
                       TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
-                      const ops::GdnSequences& sequences, TensorView temporal, TensorView out);
+                      const ops::GdnSequences& sequences, TensorView temporal, TensorView replay, TensorView out);
 }  // namespace cuda
 
 }  // namespace deltaic

@@ -18,9 +18,11 @@ constexpr int kSegment = 64;    // channels of a convolution task
 constexpr int kMaxDraftTokens = kMaxConvKernel;
 
 struct Sequence {
-  std::int64_t begin, num_tokens, slot;
-  bool has_state;
-  int num_accepted;  // 0: plain
+  std::int64_t begin = 0, num_tokens = 0, slot = -1;
+  bool has_state = false, is_verified = false;
+  int num_replayed = 0;  // tokens of its last verified step that its state lacks
+  // Of its own tokens, those behind which the states go to another slot; 0: none.
+  std::int64_t num_snapshot_tokens = 0, snapshot_slot = -1;
 };
 
 // Throws InvalidArgument for a slot or a token range outside the tensors.
@@ -28,23 +30,35 @@ Sequence sequence_at(const ops::GdnSequences& sequences, std::int64_t i, std::in
                      std::int64_t num_slots) {
   const std::int32_t* start = sequences.query_start_loc.as<std::int32_t>();
   const std::int32_t slot = sequences.state_indices.as<std::int32_t>()[i * sequences.state_indices.stride[0]];
-  if (slot < 0) return {.begin = 0, .num_tokens = 0, .slot = -1, .has_state = false, .num_accepted = 0};
+  if (slot < 0) return {};
   DELTAIC_CHECK(0 <= start[i] && start[i] <= start[i + 1] && start[i + 1] <= num_tokens, "sequence ", i, " has tokens ",
                 start[i], " to ", start[i + 1], " of ", num_tokens);
   DELTAIC_CHECK(slot < num_slots, "sequence ", i, " has state slot ", slot, ", there are ", num_slots);
+  const auto initial = static_cast<ops::InitialState>(sequences.has_initial_state.as<std::uint8_t>()[i]);
+  const int num_accepted = sequences.has_drafts() ? sequences.num_accepted.as<std::int32_t>()[i] : 0;
   Sequence sequence{.begin = start[i],
                     .num_tokens = start[i + 1] - start[i],
                     .slot = slot,
-                    .has_state = sequences.has_initial_state.as<std::uint8_t>()[i] != 0,
-                    .num_accepted = sequences.has_drafts() ? sequences.num_accepted.as<std::int32_t>()[i] : 0};
-  if (sequence.num_accepted == 0) return sequence;
-  const int num_columns = 1 + sequences.num_draft_tokens;
-  DELTAIC_CHECK(0 < sequence.num_accepted && sequence.num_accepted <= num_columns, "sequence ", i, " has accepted ",
-                sequence.num_accepted, " tokens, with ", sequences.num_draft_tokens, " drafts at most");
-  DELTAIC_CHECK(sequence.num_tokens <= num_columns, "sequence ", i, " verifies ", sequence.num_tokens, " tokens, with ",
+                    .has_state = initial != ops::InitialState::zero,
+                    .is_verified = num_accepted != 0,
+                    .num_replayed = initial == ops::InitialState::replay ? num_accepted : 0};
+  if (!sequence.is_verified) {
+    DELTAIC_CHECK(initial != ops::InitialState::replay, "sequence ", i,
+                  " is plain and its state lacks tokens of a verified step");
+    return sequence;
+  }
+  const int most = 1 + sequences.num_draft_tokens;
+  DELTAIC_CHECK(0 < num_accepted && num_accepted <= most, "sequence ", i, " has accepted ", num_accepted,
+                " tokens, with ", sequences.num_draft_tokens, " drafts at most");
+  DELTAIC_CHECK(sequence.num_tokens <= most, "sequence ", i, " verifies ", sequence.num_tokens, " tokens, with ",
                 sequences.num_draft_tokens, " drafts at most");
-  DELTAIC_CHECK(slot + num_columns <= num_slots, "sequence ", i, " has ", num_columns, " state slots from ", slot,
+  if (!sequences.has_snapshots()) return sequence;
+  sequence.snapshot_slot = sequences.snapshot_slots.as<std::int32_t>()[i];
+  const std::int32_t offset = sequences.snapshot_offsets.as<std::int32_t>()[i];
+  DELTAIC_CHECK(sequence.snapshot_slot < num_slots, "sequence ", i, " has snapshot slot ", sequence.snapshot_slot,
                 ", there are ", num_slots);
+  if (sequence.snapshot_slot >= 0 && 0 <= offset && offset < sequence.num_tokens)
+    sequence.num_snapshot_tokens = offset + 1;
   return sequence;
 }
 
@@ -187,7 +201,7 @@ void convolve_verified(const Kernels& kernel, const Sequence& sequence, const Se
   const SegmentState state(kernel, conv_state, sequence.slot, segment);
   std::array<float, (kMaxConvKernel + kMaxDraftTokens) * kSegment> inputs;  // those before the step, then its own
   if (sequence.has_state)
-    state.load(sequence.num_accepted - 1, tail, inputs.data());
+    state.load(std::max(sequence.num_replayed - 1, 0), tail, inputs.data());
   else
     std::fill_n(inputs.begin(), tail * segment.size, 0.0F);
   ConvArgs args = conv_args(sequence, segment, taps, proj, weight, inputs.data(), out);
@@ -197,8 +211,13 @@ void convolve_verified(const Kernels& kernel, const Sequence& sequence, const Se
     state.round(args.input, inputs.data() + (tail + t) * segment.size);
     args.input += args.input_stride, args.history += segment.size, args.out += args.out_stride;
   }
-  state.store(static_cast<int>(tail - 1 + sequence.num_tokens),
-              [&](int j) { return inputs.data() + (1 + j) * segment.size; });
+  const auto row_from = [&](std::int64_t first) {
+    return [&inputs, &segment, first](int j) { return inputs.data() + (first + j) * segment.size; };
+  };
+  state.store(static_cast<int>(tail - 1 + sequence.num_tokens), row_from(1));
+  if (sequence.num_snapshot_tokens > 0)
+    SegmentState(kernel, conv_state, sequence.snapshot_slot, segment)
+        .store(tail, row_from(sequence.num_snapshot_tokens));
 }
 
 // decay = exp(g) and beta of one token and head. In double: exp(A_log) multiplies every error of the softplus.
@@ -207,6 +226,88 @@ void gates_of(float a, float b, float A_log, float dt_bias, float* gates) {
   const double softplus = x > 20.0 ? x : std::log1p(std::exp(x));
   gates[0] = static_cast<float>(std::exp(-std::exp(static_cast<double>(A_log)) * softplus));
   gates[1] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(b))));
+}
+
+// Some rows of a state of any dtype, as f32.
+class StateRows {
+ public:
+  StateRows(const Kernels& kernel, Float type, float* values, std::int64_t size)
+      : kernel_(kernel), type_(type), values_(values), size_(size) {}
+  float* values() const { return values_; }
+  bool is_f32() const { return type_ == Float::f32; }
+
+  // null: zeros.
+  void load(const void* from) const {
+    if (from == nullptr)
+      std::fill_n(values_, size_, 0.0F);
+    else
+      kernel_.widen(type_, from, size_, values_);
+  }
+  void store(void* to) const { kernel_.narrow(type_, values_, size_, to); }
+  // To what would be read back.
+  void round() const {
+    if (is_f32()) return;
+    std::array<std::uint16_t, kStateRows * kMaxKeyHeadDim> stored;
+    store(stored.data());
+    load(stored.data());
+  }
+
+ private:
+  const Kernels& kernel_;
+  Float type_;
+  float* values_;
+  std::int64_t size_;
+};
+
+// Calls f(args) with the tokens that need no rounding of the state between them: all with an f32 state, else one by
+// one. `next` moves args on by so many tokens.
+template <class Args, class F, class Next>
+void run_rounded(const StateRows& state, Args args, std::int64_t num_tokens, const F& f, const Next& next) {
+  args.num_tokens = state.is_f32() ? num_tokens : 1;
+  for (std::int64_t t = 0; t < num_tokens; t += args.num_tokens) {
+    f(args);
+    state.round();
+    next(args);
+  }
+}
+
+// The rows of one head of a verified sequence (GdnSequences::num_accepted): the state is brought up to what was
+// accepted and written back; the tokens of this step go on from it, and leave their updates in `rows`.
+//   span  of all tokens of the step; `state` is that of `state`
+//   rows  replay rows of the slot, `update` and `decay` of this head in them
+struct VerifiedRows {
+  float *k, *updates, *decay;
+  std::int64_t stride;
+};
+void advance_verified(const Kernels& kernel, const Sequence& sequence, const StateRows& state, DeltaArgs span,
+                      const VerifiedRows& rows, void* committed, void* snapshot) {
+  state.load(sequence.has_state ? committed : nullptr);
+  run_rounded(state,
+              ReplayArgs{.num_tokens = 0,
+                         .key_dim = span.key_dim,
+                         .num_rows = span.num_rows,
+                         .k = rows.k,
+                         .updates = rows.updates,
+                         .decay = rows.decay,
+                         .stride = rows.stride,
+                         .state = state.values()},
+              sequence.num_replayed, kernel.replay,
+              [](ReplayArgs& args) { args.k += args.stride, args.updates += args.stride, args.decay += args.stride; });
+  if (sequence.num_replayed > 0 || !sequence.has_state) state.store(committed);
+  span.updates = rows.updates, span.updates_stride = rows.stride;
+  const auto run = [&](std::int64_t begin, std::int64_t end) {
+    DeltaArgs args = span;
+    const auto skip = [](DeltaArgs& tokens, std::int64_t count) {
+      tokens.q += count * tokens.stride, tokens.k += count * tokens.stride, tokens.v += count * tokens.stride;
+      tokens.scalars += count * tokens.scalars_stride, tokens.gates += count * tokens.gates_stride;
+      tokens.out += count * tokens.out_stride, tokens.updates += count * tokens.updates_stride;
+    };
+    skip(args, begin);
+    run_rounded(state, args, end - begin, kernel.delta_rule, [&](DeltaArgs& tokens) { skip(tokens, 1); });
+  };
+  run(0, sequence.num_snapshot_tokens);
+  if (sequence.num_snapshot_tokens > 0) state.store(snapshot);
+  run(sequence.num_snapshot_tokens, sequence.num_tokens);
 }
 
 }  // namespace
@@ -227,7 +328,7 @@ void causal_conv(ThreadPool& threads, const ops::GdnShape& shape, const ops::Gdn
         for (std::int64_t i = begin; i < end; ++i) {
           const Sequence sequence = sequence_at(sequences, i / num_segments, proj.shape[0], conv_state.shape[0]);
           if (sequence.num_tokens == 0) continue;
-          const auto run = sequence.num_accepted > 0 ? convolve_verified : convolve;
+          const auto run = sequence.is_verified ? convolve_verified : convolve;
           run(kernel, sequence, segments[i % num_segments], shape.conv_kernel, proj, weight, conv_state, out);
         }
       });
@@ -235,7 +336,7 @@ void causal_conv(ThreadPool& threads, const ops::GdnShape& shape, const ops::Gdn
 
 void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops::GdnProjectionLayout& layout,
                       TensorView qkv, TensorView proj, TensorView A_log, TensorView dt_bias,
-                      const ops::GdnSequences& sequences, TensorView temporal, TensorView out) {
+                      const ops::GdnSequences& sequences, TensorView temporal, TensorView replay, TensorView out) {
   DELTAIC_CHECK(shape.key_head_dim <= kMaxKeyHeadDim, "gated_delta_rule: key_head_dim is ", shape.key_head_dim,
                 ", the most is ", kMaxKeyHeadDim);
   const Kernels& kernel = kernels();
@@ -266,6 +367,11 @@ void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops
   const std::int64_t row_blocks = (value_dim + kStateRows - 1) / kStateRows;
   const Float type = float_type(temporal.dtype);
   const auto element = static_cast<std::int64_t>(size_of(temporal.dtype));
+  const auto replay_rows = [&](const Sequence& sequence) {
+    DELTAIC_CHECK(sequence.slot < replay.shape[0], "a verified sequence has state slot ", sequence.slot,
+                  ", there are rows for ", replay.shape[0]);
+    return replay.as<float>() + sequence.slot * replay.stride[0];
+  };
   threads.parallel_for(num_seqs * value_heads * row_blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     alignas(64) std::array<float, kStateRows * kMaxKeyHeadDim> widened;
     for (std::int64_t i = begin; i < end; ++i) {
@@ -277,51 +383,59 @@ void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops
         return static_cast<char*>(temporal.data) +
                (slot * temporal.stride[0] + h * temporal.stride[1] + first * key_dim) * element;
       };
+      char* const rows = rows_of(sequence.slot);
+      const bool in_place = type == Float::f32 && !sequence.is_verified;
+      const StateRows state(kernel, type, in_place ? reinterpret_cast<float*>(rows) : widened.data(), size);
       const float* row = qkv.as<float>() + sequence.begin * qkv.stride[0];
       const float* scalars = prepared + sequence.begin * token_floats;
-      DeltaArgs span{.num_tokens = sequence.num_tokens,
-                     .key_dim = static_cast<int>(key_dim),
-                     .num_rows = static_cast<int>(num_rows),
-                     .q = row + h / r * key_dim,
-                     .k = row + (key_heads + h / r) * key_dim,
-                     .v = row + 2 * key_heads * key_dim + h * value_dim + first,
-                     .stride = qkv.stride[0],
-                     .scalars = scalars + 3 * (h / r),
-                     .scalars_stride = token_floats,
-                     .gates = scalars + 3 * key_heads + 2 * h,
-                     .gates_stride = token_floats,
-                     .state = nullptr,
-                     .out = out.as<float>() + sequence.begin * out.stride[0] + h * value_dim + first,
-                     .out_stride = out.stride[0]};
-      // From the state in one slot to the one in another, which may be the same.
-      const auto advance = [&](const char* from, char* to) {
-        span.state = type == Float::f32 ? reinterpret_cast<float*>(to) : widened.data();
-        if (from == nullptr)
-          std::fill(span.state, span.state + size, 0.0F);
-        else if (type != Float::f32)
-          kernel.widen(type, from, size, span.state);
-        else if (from != to)
-          std::copy_n(reinterpret_cast<const float*>(from), size, span.state);
-        kernel.delta_rule(span);
-        if (type != Float::f32) kernel.narrow(type, span.state, size, to);
-      };
-      const bool is_verified = sequence.num_accepted > 0;
-      const std::int64_t source = sequence.slot + (is_verified ? sequence.num_accepted - 1 : 0);
-      const char* from = sequence.has_state ? rows_of(source) : nullptr;
-      if (!is_verified) {
-        advance(from, rows_of(sequence.slot));
+      const DeltaArgs span{.num_tokens = sequence.num_tokens,
+                           .key_dim = static_cast<int>(key_dim),
+                           .num_rows = static_cast<int>(num_rows),
+                           .q = row + h / r * key_dim,
+                           .k = row + (key_heads + h / r) * key_dim,
+                           .v = row + 2 * key_heads * key_dim + h * value_dim + first,
+                           .stride = qkv.stride[0],
+                           .scalars = scalars + 3 * (h / r),
+                           .scalars_stride = token_floats,
+                           .gates = scalars + 3 * key_heads + 2 * h,
+                           .gates_stride = token_floats,
+                           .state = state.values(),
+                           .out = out.as<float>() + sequence.begin * out.stride[0] + h * value_dim + first,
+                           .out_stride = out.stride[0],
+                           .updates = nullptr,
+                           .updates_stride = 0};
+      if (sequence.is_verified) {
+        float* const verified = replay_rows(sequence);
+        advance_verified(kernel, sequence, state, span,
+                         {.k = verified + h / r * key_dim,
+                          .updates = verified + shape.replay_update() + h * value_dim + first,
+                          .decay = verified + shape.replay_decay() + h,
+                          .stride = replay.stride[1]},
+                         rows, sequence.num_snapshot_tokens > 0 ? rows_of(sequence.snapshot_slot) : nullptr);
         continue;
       }
-      span.num_tokens = 1;
-      for (std::int64_t t = 0; t < sequence.num_tokens; ++t) {
-        char* to = rows_of(sequence.slot + t);
-        advance(from, to);
-        from = to;
-        span.q += span.stride, span.k += span.stride, span.v += span.stride;
-        span.scalars += token_floats, span.gates += token_floats, span.out += span.out_stride;
-      }
+      if (!in_place || !sequence.has_state) state.load(sequence.has_state ? rows : nullptr);
+      kernel.delta_rule(span);
+      if (!in_place) state.store(rows);
     }
   });
+
+  // What the heads of a sequence share in its rows: until now those of the step before were read.
+  if (!sequences.has_drafts()) return;
+  threads.parallel_for(
+      num_seqs, grain_of(replay.shape[1] * key_heads * key_dim), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const Sequence sequence = sequence_at(sequences, i, num_tokens, temporal.shape[0]);
+          if (!sequence.is_verified) continue;
+          float* row = replay_rows(sequence);
+          for (std::int64_t t = sequence.begin; t < sequence.begin + sequence.num_tokens;
+               ++t, row += replay.stride[1]) {
+            std::copy_n(qkv.as<float>() + t * qkv.stride[0] + key_heads * key_dim, key_heads * key_dim, row);
+            for (std::int64_t h = 0; h < value_heads; ++h)
+              row[shape.replay_decay() + h] = prepared[t * token_floats + 3 * key_heads + 2 * h];
+          }
+        }
+      });
 }
 
 }  // namespace deltaic::cpu

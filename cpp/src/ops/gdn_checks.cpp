@@ -23,6 +23,12 @@ void check_gdn_sequences(const char* op, const GdnSequences& sequences, const Co
   check_contiguous(op, "num_accepted", sequences.num_accepted, ctx, {DType::i32}, {num_seqs});
   if (ctx.device.type != DeviceType::cpu)
     throw Unsupported(detail::concat(op, ": verifying draft tokens is not supported on CUDA"));
+  if (sequences.has_snapshots()) {
+    check_contiguous(op, "snapshot_slots", sequences.snapshot_slots, ctx, {DType::i32}, {num_seqs});
+    check_contiguous(op, "snapshot_offsets", sequences.snapshot_offsets, ctx, {DType::i32}, {num_seqs});
+  }
+  if (ctx.device.type != DeviceType::cpu)
+    throw Unsupported(detail::concat(op, ": verifying draft tokens is not supported on CUDA"));
 }
 
 void check_gdn_layout(const char* op, const GdnShape& s, const GdnProjectionLayout& l, std::int64_t row) {
@@ -60,6 +66,16 @@ void check_gdn_temporal(const char* op, const TensorView& temporal, const GdnSha
                {kAnySize, shape.num_value_heads, shape.value_head_dim, shape.key_head_dim});
   DELTAIC_CHECK(temporal.stride[2] == shape.key_head_dim, op, ": the rows of a head in temporal are ",
                 temporal.stride[2], " apart, they must be contiguous");
+}
+
+void check_gdn_replay(const char* op, const TensorView& replay, const GdnSequences& sequences, const GdnShape& shape,
+                      const Context& ctx) {
+  if (!sequences.has_drafts()) return;
+  check_tensor(op, "replay", replay, ctx, {DType::f32}, {kAnySize, kAnySize, shape.replay_size()});
+  DELTAIC_CHECK(replay.shape[1] > sequences.num_draft_tokens, op, ": replay has rows of ", replay.shape[1],
+                " tokens a slot, ", sequences.num_draft_tokens, " draft tokens need ", sequences.num_draft_tokens + 1);
+  DELTAIC_CHECK(replay.stride[1] == shape.replay_size(), op, ": the rows of a slot in replay are ", replay.stride[1],
+                " apart, they must be contiguous");
 }
 
 }  // namespace deltaic::ops

@@ -19,5 +19,8 @@ void check_gdn_activation(const char* op, const char* name, const TensorView& te
 void check_gdn_conv_state(const char* op, const TensorView& conv_state, const GdnShape& shape, int num_draft_tokens,
                           const Context& ctx);
 void check_gdn_temporal(const char* op, const TensorView& temporal, const GdnShape& shape, const Context& ctx);
+// Nothing without drafts.
+void check_gdn_replay(const char* op, const TensorView& replay, const GdnSequences& sequences, const GdnShape& shape,
+                      const Context& ctx);
 
 }  // namespace deltaic::ops

@@ -29,6 +29,7 @@ void gdn_mixer(const Context& ctx, const GdnMixerArgs& args) {
   check_contiguous(op, "norm_weight", args.norm_weight, ctx, {DType::f32}, {shape.value_head_dim});
   check_gdn_conv_state(op, args.conv_state, shape, args.sequences.num_draft_tokens, ctx);
   check_gdn_temporal(op, args.temporal, shape, ctx);
+  check_gdn_replay(op, args.replay, args.sequences, shape, ctx);
   check_contiguous(op, "out", args.out, ctx, {args.proj.dtype},
                    {num_tokens, shape.num_value_heads, shape.value_head_dim});
   const auto num_bytes =

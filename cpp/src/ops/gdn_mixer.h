@@ -19,6 +19,7 @@ struct GdnMixerArgs {
   GdnSequences sequences;
   TensorView conv_state;  // [num_slots, conv_dim, >= conv_kernel - 1]
   TensorView temporal;    // [num_slots, num_value_heads, value_head_dim, key_head_dim]
+  TensorView replay{};    // [num_slots, >= 1 + num_draft_tokens, replay_size()], with drafts
   TensorView workspace;   // [gdn_mixer_workspace_bytes] u8, 64-byte aligned
   TensorView out;         // [num_tokens, num_value_heads, value_head_dim] dtype of proj, contiguous
 };

@@ -14,7 +14,7 @@ void gdn_mixer(ThreadPool& threads, const ops::GdnMixerArgs& args) {
   const TensorView qkv = make_view(args.workspace.data, DType::f32, {num_tokens, shape.conv_dim()});
   causal_conv(threads, shape, args.layout, args.proj, args.conv_weight, args.sequences, args.conv_state, qkv);
   gated_delta_rule(threads, shape, args.layout, qkv, args.proj, args.A_log, args.dt_bias, args.sequences, args.temporal,
-                   args.out);
+                   args.replay, args.out);
 
   // Heads whose gates lie at one stride go in one call: all of them, or those of a group.
   const std::int64_t dim = shape.value_head_dim, group_size = shape.heads_per_group() * dim;

@@ -180,12 +180,14 @@ CacheGroups resolve_cache_groups(const ModelConfig& model, const KVCacheConfig& 
   const auto gdn = static_cast<std::size_t>(groups.gdn_group);
   const std::string& gdn_name = groups.group_names[gdn];
   groups.state_specs = layer_specs<MambaSpec>(kv_cache.groups[gdn], gdn_name, num_gdn_layers);
-  for (const MambaSpec& spec : groups.state_specs) check_state_spec(spec, model, options, gdn_name);
-  const int slots_per_request = 1 + options.num_speculative_tokens;
-  groups.num_running_slots = kv_cache.num_running_slots.value_or(options.max_num_reqs * slots_per_request);
+  for (MambaSpec& spec : groups.state_specs) {
+    check_state_spec(spec, model, options, gdn_name);
+    spec.num_speculative_blocks = options.num_speculative_tokens;
+  }
+  groups.num_running_slots = kv_cache.num_running_slots.value_or(options.max_num_reqs);
   groups.num_snapshot_slots = kv_cache.num_snapshot_slots;
-  DELTAIC_CHECK(groups.num_running_slots >= slots_per_request, "num_running_slots is ", groups.num_running_slots,
-                ", one request alone needs ", slots_per_request);
+  DELTAIC_CHECK(groups.num_running_slots >= 1, "num_running_slots is ", groups.num_running_slots,
+                ", one request alone needs 1");
   return groups;
 }
 

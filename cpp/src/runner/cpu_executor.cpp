@@ -46,10 +46,14 @@ void CpuExecutor::forward(const StepPlan& plan) {
   if (parts_.groups.gdn_group >= 0)
     step.gdn = {.query_start_loc = step.query_start_loc,
                 .state_indices = view_of(plan.gdn.view.state_indices),
-                .has_initial_state = view_of(plan.gdn.has_initial_state),
-                .num_accepted = view_of(plan.gdn.view.num_accepted_tokens),
-                .num_draft_tokens = parts_.options.num_speculative_tokens};
-  if (parts_.options.num_speculative_tokens == 0) step.gdn.num_accepted = {};
+                .has_initial_state = view_of(plan.gdn.has_initial_state)};
+  if (parts_.groups.gdn_group >= 0 && parts_.options.num_speculative_tokens > 0) {
+    step.gdn.num_decodes = plan.num_decodes;
+    step.gdn.num_accepted = view_of(plan.gdn.view.num_accepted_tokens);
+    step.gdn.num_draft_tokens = parts_.options.num_speculative_tokens;
+    step.gdn.snapshot_slots = view_of(plan.gdn.snapshot_slots);
+    step.gdn.snapshot_offsets = view_of(plan.gdn.snapshot_offsets);
+  }
   HybridDecoder::Observer observer;
   if (hook_ != nullptr) {
     show_step(plan);
@@ -69,7 +73,7 @@ void CpuExecutor::forward(const StepPlan& plan) {
 }
 
 void CpuExecutor::copy_states(std::span<const SlotCopy> copies) {
-  for (const SlotCopy& copy : copies) copier_.add(copy.from, copy.to, copy.column);
+  for (const SlotCopy& copy : copies) copier_.add(copy.from, copy.to);
   copier_.run(parts_.ctx);
 }
 

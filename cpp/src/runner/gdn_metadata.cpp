@@ -1,6 +1,7 @@
 #include "cpp/src/runner/gdn_metadata.h"
 
 #include "cpp/src/check.h"
+#include "cpp/src/ops/gated_delta_net.h"
 
 namespace deltaic {
 
@@ -44,11 +45,16 @@ void build_gdn_metadata(const InputBatch& batch, int num_rows, int num_decodes, 
   for (int i = 0; i < num_rows; ++i) {
     const BatchRow& row = batch.row(i);
     const bool has_initial_state = row.num_computed_tokens > 0;
+    const auto initial = !has_initial_state ? ops::InitialState::zero
+                         : row.has_replay   ? ops::InitialState::replay
+                                            : ops::InitialState::slot;
     view.state_indices.push_back(row.state_slot);
     view.has_initial_state.push_back(has_initial_state);
-    metadata.has_initial_state.push_back(has_initial_state ? 1 : 0);
+    metadata.has_initial_state.push_back(static_cast<std::uint8_t>(initial));
     if (with_speculation) view.num_accepted_tokens.push_back(i < num_decodes ? row.num_accepted_tokens : 0);
   }
+  metadata.snapshot_slots.assign(with_speculation ? static_cast<std::size_t>(num_rows) : 0, -1);
+  metadata.snapshot_offsets.assign(metadata.snapshot_slots.size(), -1);
   validate_gdn_state_indices(view.state_indices, num_rows, num_slots);
   view.prefill_state_indices.assign(view.state_indices.begin() + num_decodes, view.state_indices.end());
   view.prefill_query_start_loc.clear();

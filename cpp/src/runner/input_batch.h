@@ -32,6 +32,7 @@ struct BatchRow {
   // chosen.
   bool was_verified = false;
   int verified_begin = 0;
+  bool has_replay = false;  // its step before the last was verified too: ops::InitialState::replay
   bool was_sampled = false;
 
   // Of its tokens, what the draft module's cache holds: the first num_drafted_tokens (-1: not known yet); then the
@@ -39,7 +40,7 @@ struct BatchRow {
   int num_drafted_tokens = -1;
   bool has_draft_gap = false;
   std::vector<float> pending_hidden;
-  int state_slot = -1;  // its first running slot; -1: none yet
+  int state_slot = -1;  // its running slot; -1: none yet
   SamplingParams sampling_params;
   std::uint64_t seed = 0;
   bool is_seeded = false;  // by the user; else seed was drawn for this request
@@ -53,7 +54,7 @@ struct BatchRow {
   void forget_drafts() {
     num_accepted_tokens = 1;
     scheduled_draft_ids.clear(), draft_token_ids.clear();
-    was_verified = was_sampled = false;
+    was_verified = was_sampled = has_replay = false;
     verified_begin = 0;
     num_drafted_tokens = -1;
     has_draft_gap = false;

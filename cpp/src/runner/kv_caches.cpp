@@ -37,7 +37,8 @@ void check_device_memory(const CacheGroups& groups, std::int64_t num_blocks, con
   if (options.device.type == DeviceType::cpu) return;
   std::int64_t kv_bytes = 0, state_bytes = 0;
   for (const FullAttentionSpec& spec : groups.attention_specs) kv_bytes += num_blocks * spec.page_size_bytes();
-  for (const MambaSpec& spec : groups.state_specs) state_bytes += groups.num_state_slots() * spec.page_size_bytes();
+  for (const MambaSpec& spec : groups.state_specs)
+    state_bytes += groups.num_state_slots() * spec.page_size_bytes() + groups.num_running_slots * spec.replay_bytes();
   const DeviceMemory memory = device_memory(options.device);
   if (kv_bytes + state_bytes <= memory.free_bytes) return;
   throw OutOfMemory(detail::concat(
@@ -91,7 +92,14 @@ KvCaches::KvCaches(const ModelConfig& model, const CacheGroups& groups, std::int
            .temporal = strided_rows(temporal, spec.dtypes[1], num_slots, spec.shapes[1],
                                     temporal_row_bytes / temporal_element_bytes, options.device),
            .layer = layer});
-      state_views_.push_back({state_.back().conv, state_.back().temporal});
+      state_views_.push_back({.conv = state_.back().conv, .temporal = state_.back().temporal});
+      if (const std::int64_t replay_bytes = spec.replay_bytes(); replay_bytes > 0) {
+        const std::int64_t num_rows = 1 + spec.num_speculative_blocks;
+        state_views_.back().replay = make_view(
+            allocate(groups.num_running_slots * replay_bytes, DType::f32, options), DType::f32,
+            {groups.num_running_slots, num_rows, replay_bytes / num_rows / static_cast<std::int64_t>(sizeof(float))},
+            options.device);
+      }
     }
   }
   if (groups.draft_group >= 0) draft_ = allocate_pages(groups.draft_spec, num_blocks, options);

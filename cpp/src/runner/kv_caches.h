@@ -16,6 +16,7 @@ namespace deltaic {
 //
 // A K/V page is [K of the block | V of the block | padding]: its size is the block stride of both views. A state slot
 // is a row of the conv cache and a row of the temporal cache; padding of a padded spec lies behind the temporal row.
+// With speculation a running slot has replay rows too.
 class KvCaches {
  public:
   // Throws OutOfMemory with the number of bytes, Unsupported for a padding that no stride can honour.

@@ -6,34 +6,28 @@ namespace deltaic {
 
 StateCopier::StateCopier(std::span<const ModelRunner::LayerStateCache> caches) {
   for (const ModelRunner::LayerStateCache& cache : caches)
-    for (const bool is_conv : {true, false}) {
-      const TensorView& view = is_conv ? cache.conv : cache.temporal;
+    for (const TensorView& view : {cache.conv, cache.temporal}) {
       const auto element_bytes = static_cast<std::int64_t>(size_of(view.dtype));
       rows_.push_back({.base = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data)),
                        .stride_bytes = view.stride[0] * element_bytes,
-                       .row_bytes = view.numel() / view.shape[0] * element_bytes,
-                       .position_bytes = is_conv ? element_bytes : 0});
+                       .row_bytes = view.numel() / view.shape[0] * element_bytes});
     }
 }
 
 void StateCopier::write(int from_slot, int to_slot, std::int64_t* sources, std::int64_t* destinations,
-                        std::int64_t* sizes, int column) const {
+                        std::int64_t* sizes) const {
   for (const Rows& rows : rows_) {
-    // A conv state stays in the first slot, and the inputs behind token t begin at position t of each channel: the
-    // whole row moves by t positions, and what comes from the next channel lies behind the ones that count.
-    const std::int64_t shift = column * rows.position_bytes;
-    const int from = rows.position_bytes > 0 ? from_slot : from_slot + column;
-    *sources++ = rows.base + from * rows.stride_bytes + shift;
+    *sources++ = rows.base + from_slot * rows.stride_bytes;
     *destinations++ = rows.base + to_slot * rows.stride_bytes;
-    *sizes++ = rows.row_bytes - shift;
+    *sizes++ = rows.row_bytes;
   }
 }
 
-void StateCopier::add(int from_slot, int to_slot, int column) {
+void StateCopier::add(int from_slot, int to_slot) {
   const std::size_t end = sizes_.size() + rows_.size();
   for (auto* list : {&sources_, &destinations_, &sizes_}) list->resize(end);
   const std::size_t at = end - rows_.size();
-  write(from_slot, to_slot, sources_.data() + at, destinations_.data() + at, sizes_.data() + at, column);
+  write(from_slot, to_slot, sources_.data() + at, destinations_.data() + at, sizes_.data() + at);
 }
 
 void StateCopier::run(const ops::Context& ctx) {

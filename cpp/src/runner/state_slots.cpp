@@ -7,9 +7,8 @@
 
 namespace deltaic {
 
-StateSlots::StateSlots(int num_running_slots, int slots_per_request)
-    : slots_per_request_(slots_per_request), capacity_(num_running_slots / slots_per_request) {
-  for (int i = 0; i < capacity_; ++i) free_.push_back(i * slots_per_request_);  // ascending: a heap
+StateSlots::StateSlots(int num_running_slots) : capacity_(num_running_slots) {
+  for (int i = 0; i < capacity_; ++i) free_.push_back(i);  // ascending: a heap
 }
 
 void StateSlots::end(const std::string& req_id) {
@@ -18,21 +17,21 @@ void StateSlots::end(const std::string& req_id) {
 
 void StateSlots::reclaim() {
   for (const std::string& req_id : ended_) {
-    const auto owner = first_slots_.find(req_id);
+    const auto owner = slots_.find(req_id);
     free_.push_back(owner->second);
     std::push_heap(free_.begin(), free_.end(), std::greater<>());
-    first_slots_.erase(owner);
+    slots_.erase(owner);
   }
   ended_.clear();
 }
 
 int StateSlots::assign(const std::string& req_id) {
-  DELTAIC_CHECK(!free_.empty(), "request ", req_id, " needs a state slot: ", first_slots_.size() + 1,
+  DELTAIC_CHECK(!free_.empty(), "request ", req_id, " needs a state slot: ", slots_.size() + 1,
                 " live sequences, state slots for ", capacity_);
   std::pop_heap(free_.begin(), free_.end(), std::greater<>());
   const int slot = free_.back();
   free_.pop_back();
-  first_slots_.emplace(req_id, slot);
+  slots_.emplace(req_id, slot);
   return slot;
 }
 

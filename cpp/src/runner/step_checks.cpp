@@ -194,7 +194,7 @@ class StepChecker {
       if (count == 0) continue;
       num_running += count;
       check_length(req_id, *request, count, num_drafts_of(req_id));
-      check_accepted(req_id, *request);
+      check_accepted(req_id, *request, count);
       if (!request->owns_slot) ++num_slots_needed;
     }
     DELTAIC_CHECK(total == step_.total_num_scheduled_tokens, "total_num_scheduled_tokens is ",
@@ -211,8 +211,8 @@ class StepChecker {
     return found == step_.scheduled_spec_decode_tokens.end() ? 0 : static_cast<int>(found->second.size());
   }
 
-  // The step before may have computed more than was accepted; what was accepted stands.
-  void check_accepted(const std::string& req_id, const Upcoming& request) const {
+  // The step before may have computed more than was accepted; what was accepted stands, and a verified step follows.
+  void check_accepted(const std::string& req_id, const Upcoming& request, int count) const {
     const int index = live_row(req_id);
     if (index < 0 || !context_.batch.row(index).was_verified) return;
     const BatchRow& row = context_.batch.row(index);
@@ -220,6 +220,9 @@ class StepChecker {
     DELTAIC_CHECK(computed > begin && computed <= begin + 1 + context_.options.num_speculative_tokens, "request ",
                   req_id, " goes on at token ", computed, ", its last step verified tokens from ", begin, " on, with ",
                   context_.options.num_speculative_tokens, " drafts at most");
+    DELTAIC_CHECK(count == 1 + num_drafts_of(req_id) && computed + count >= row.num_tokens(), "request ", req_id,
+                  " goes on with ", count, " tokens at token ", computed, " of ", row.num_tokens(), " with ",
+                  num_drafts_of(req_id), " drafts: behind a verified step all known tokens but the last are computed");
   }
 
   void check_length(const std::string& req_id, const Upcoming& request, int count, int num_drafts) const {

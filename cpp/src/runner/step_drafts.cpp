@@ -28,7 +28,9 @@ void take_drafts(const SchedulerOutput& step, bool combine, InputBatch& batch) {
     // What the step before computed beyond this one's begin was rejected.
     row.num_accepted_tokens = row.was_verified ? row.num_computed_tokens - row.verified_begin : 1;
     assert(row.num_accepted_tokens >= 1);
+    row.has_replay = row.was_verified;
     row.was_verified = region_of(row) == RowRegion::decode;
+    assert(row.was_verified || !row.has_replay);  // check_step
     row.verified_begin = row.num_computed_tokens;
     row.was_sampled = false;
   }

@@ -15,7 +15,7 @@ StepPlanner::StepPlanner(const CacheGroups& groups, const RunnerOptions& options
       vocab_size_(vocab_size),
       batch_(options.max_num_reqs, groups.block_table_row_strides),
       snapshot_tokens_(static_cast<std::size_t>(groups.num_snapshot_slots), -1) {
-  if (groups.gdn_group >= 0) slots_.emplace(groups.num_running_slots, 1 + options.num_speculative_tokens);
+  if (groups.gdn_group >= 0) slots_.emplace(groups.num_running_slots);
 }
 
 const StepPlan& StepPlanner::plan(const SchedulerOutput& step) {
@@ -54,21 +54,27 @@ void StepPlanner::assign_state_slots() {
 void StepPlanner::plan_copies(const SchedulerOutput& step) {
   plan_.copies_before.clear(), plan_.copies_after.clear();
   for (const StateCopy& copy : step.state_copies) {
-    const BatchRow& row = batch_.row(batch_.find(copy.req_id));
+    const int index = batch_.find(copy.req_id);
+    const BatchRow& row = batch_.row(index);
     if (copy.kind == StateCopyKind::hit) {
       plan_.copies_before.push_back({.from = copy.snapshot_slot, .to = row.state_slot});
     } else {
-      // What a verified step does not reach, or began behind, is another step's to copy.
-      const int column = row.was_verified ? copy.num_tokens - row.num_computed_tokens - 1 : 0;
-      if (column < 0 || copy.num_tokens > row.seq_len()) continue;
-      plan_.copies_after.push_back({.from = row.state_slot, .to = copy.snapshot_slot, .column = column});
+      if (row.was_verified) {
+        // What a verified step does not reach, or began behind, is another step's.
+        const int offset = copy.num_tokens - row.num_computed_tokens - 1;
+        if (offset < 0 || copy.num_tokens > row.seq_len()) continue;
+        plan_.gdn.snapshot_slots[static_cast<std::size_t>(index)] = copy.snapshot_slot;
+        plan_.gdn.snapshot_offsets[static_cast<std::size_t>(index)] = offset;
+      } else {
+        plan_.copies_after.push_back({.from = row.state_slot, .to = copy.snapshot_slot});
+      }
       snapshot_tokens_[static_cast<std::size_t>(copy.snapshot_slot - groups_.num_running_slots)] = copy.num_tokens;
     }
   }
 }
 
 std::map<std::string, int> StepPlanner::state_slots() const {
-  return slots_ ? slots_->first_slots() : std::map<std::string, int>{};
+  return slots_ ? slots_->slots() : std::map<std::string, int>{};
 }
 
 }  // namespace deltaic

@@ -19,7 +19,6 @@ namespace deltaic {
 // A copy of a recurrent state from one slot to another.
 struct SlotCopy {
   int from = 0, to = 0;
-  int column = 0;  // of a verified step: the state behind its token `column`, of the slots that begin at `from`
 };
 
 // What a step is: all that the host knows of it, the same on every device. It runs rows [0, num_rows) of the batch.
@@ -30,7 +29,7 @@ struct StepPlan {
   AttentionMetadataView attention;  // its block_table is filled when somebody asks
   GdnMetadata gdn;
   std::vector<SlotCopy> copies_before;  // the forward: prefix hits
-  std::vector<SlotCopy> copies_after;   // the forward: snapshots
+  std::vector<SlotCopy> copies_after;   // the forward: snapshots of plain rows; verified ones write theirs in it
   int num_drafts = 0;                   // that are made for each request when the step was sampled
 };
 
@@ -49,7 +48,7 @@ class StepPlanner {
   InputBatch& batch() { return batch_; }
   // Requests that were preempted and may come back.
   std::map<std::string, BatchRow>& preempted() { return preempted_; }
-  // req_id -> its first running slot.
+  // req_id -> its running slot.
   std::map<std::string, int> state_slots() const;
 
  private:

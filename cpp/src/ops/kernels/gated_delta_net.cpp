@@ -97,7 +97,7 @@ void rows_in_registers(const DeltaArgs& args, int row) {
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < N; ++i) s[r][i] = load(args.state + (row + r) * args.key_dim + i * kLanes);
   const float *q = args.q, *k = args.k, *v = args.v + row, *scalars = args.scalars, *gates = args.gates;
-  float* out = args.out + row;
+  float *out = args.out + row, *updates = args.updates == nullptr ? nullptr : args.updates + row;
   for (int64_t t = 0; t < args.num_tokens; ++t) {
     Vec dot_k[4] = {}, dot_q[4] = {};
 #pragma GCC unroll 16
@@ -124,6 +124,10 @@ void rows_in_registers(const DeltaArgs& args, int row) {
     }
     const Vec4 sums_q = sum4(dot_q[0], dot_q[1], dot_q[2], dot_q[3]);
     for (int r = 0; r < R; ++r) out[r] = out_of(step, sums_q[r], factor[r]);
+    if (updates != nullptr) {
+      for (int r = 0; r < R; ++r) updates[r] = factor[r];
+      updates += args.updates_stride;
+    }
     q += args.stride, k += args.stride, v += args.stride;
     scalars += args.scalars_stride, gates += args.gates_stride, out += args.out_stride;
   }
@@ -137,7 +141,7 @@ void rows_in_memory(const DeltaArgs& args, int row) {
   float* s = args.state + static_cast<int64_t>(row) * args.key_dim;
   const int64_t n = args.key_dim;
   const float *q = args.q, *k = args.k, *v = args.v + row, *scalars = args.scalars, *gates = args.gates;
-  float* out = args.out + row;
+  float *out = args.out + row, *updates = args.updates == nullptr ? nullptr : args.updates + row;
   for (int64_t t = 0; t < args.num_tokens; ++t) {
     Vec dot_k[4] = {}, dot_q[4] = {};
     for_each_vec(n, [&](int64_t i, int count) __attribute__((always_inline)) {
@@ -157,7 +161,9 @@ void rows_in_memory(const DeltaArgs& args, int row) {
       const float factor = update_of(step, sums_k[r], v[r]);
       out[r] = out_of(step, sums_q[r], factor);
       update[r] = splat(factor);
+      if (updates != nullptr) updates[r] = factor;
     }
+    if (updates != nullptr) updates += args.updates_stride;
     const Vec decay = splat(step.decay);
     for_each_vec(n, [&](int64_t i, int count) __attribute__((always_inline)) {
       const Vec kv = load_some(k + i, count);
@@ -189,6 +195,22 @@ void delta_rule(const DeltaArgs& args) {
   int row = 0;
   for (; row + 4 <= args.num_rows; row += 4) rows_in_memory<4>(args, row);
   for (; row < args.num_rows; ++row) rows_in_memory<1>(args, row);
+}
+
+// A piece of a row stays in a register over all tokens.
+void replay(const ReplayArgs& args) {
+  for (int row = 0; row < args.num_rows; ++row) {
+    float* s = args.state + static_cast<int64_t>(row) * args.key_dim;
+    for_each_vec(args.key_dim, [&](int64_t i, int count) __attribute__((always_inline)) {
+      Vec value = load_some(s + i, count);
+      for (int64_t t = 0; t < args.num_tokens; ++t) {
+        const int64_t at = t * args.stride;
+        const Vec update = splat(args.updates[at + row]), decay = splat(args.decay[at]);
+        value = fma(load_some(args.k + at + i, count), update, value * decay);
+      }
+      store_some(s + i, value, count);
+    });
+  }
 }
 
 }  // namespace deltaic::cpu::DELTAIC_ISA

@@ -8,6 +8,7 @@ void attention_merge(float* max, float* sum, float* acc, float other_max, float 
                      int64_t n);
 void causal_conv(const ConvArgs& args);
 void delta_rule(const DeltaArgs& args);
+void replay(const ReplayArgs& args);
 void qk_scalars(const float* q, const float* k, int64_t n, float scale, float* scalars);
 
 const Kernels kKernels = {
@@ -16,6 +17,7 @@ const Kernels kKernels = {
     .attention_merge = attention_merge,
     .causal_conv = causal_conv,
     .delta_rule = delta_rule,
+    .replay = replay,
     .qk_scalars = qk_scalars,
     .rms_norm = rms_norm,
     .gated_rms_norm = gated_rms_norm,

@@ -73,6 +73,16 @@ struct DeltaArgs {
   float* state;  // [num_rows, key_dim]
   float* out;    // of token 0, at the first row
   int64_t out_stride;
+  float* updates;  // of token 0, at the first row: what ReplayArgs takes; null: not wanted
+  int64_t updates_stride;
+};
+// What tokens did to the same rows, without their outputs: the same bits.
+struct ReplayArgs {
+  int64_t num_tokens;
+  int key_dim, num_rows;
+  const float *k, *updates, *decay;  // of token 0; updates at the first row
+  int64_t stride;                    // between tokens, of all three
+  float* state;                      // [num_rows, key_dim]
 };
 inline constexpr int kMaxKeyHeadDim = 512;
 
@@ -84,6 +94,7 @@ struct Kernels {
                           int64_t n);
   void (*causal_conv)(const ConvArgs&);
   void (*delta_rule)(const DeltaArgs&);
+  void (*replay)(const ReplayArgs&);
   // scalars[0..2] as DeltaArgs has them.
   void (*qk_scalars)(const float* q, const float* k, int64_t n, float scale, float* scalars);
 
