@@ -209,7 +209,7 @@ def test_stuck_step_is_seen(make: Maker) -> None:
         return (await task)[-1].text
 
     assert asyncio.run(wait()) == "fine"
-    until(lambda: llm._busy_since is None)
+    until(lambda: llm._thread.is_idle)
     llm.check_health()
 
 

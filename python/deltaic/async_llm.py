@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import logging
-import queue
-import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +12,8 @@ from typing import Any
 from deltaic.chat import Message, ToolFormat
 from deltaic.engine import EngineStats
 from deltaic.engine_config import EngineConfig, check_option_names
+from deltaic.engine_thread import EngineStopped as EngineStopped
+from deltaic.engine_thread import EngineThread
 from deltaic.input_processor import EngineInput, InputProcessor, Prompt
 from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import SamplingParams
@@ -25,18 +22,12 @@ from deltaic.step_sizes import StepSizes
 from deltaic.text_engine import TextEngine
 from deltaic.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_MAX_WAITING = 1024
 DEFAULT_STALL_TIMEOUT_S = 120.0
 
 
 class QueueFull(RuntimeError):
     """As many requests as allowed are waiting: come back later."""
-
-
-class EngineStopped(RuntimeError):
-    """The engine was shut down, died of an error, or is stuck in a step."""
 
 
 class RequestFailed(RuntimeError):
@@ -162,16 +153,18 @@ class AsyncLLM:
         check_option_names("AsyncLLM", options, ("model", "seed", "max_logprobs", "max_waiting", "stall_timeout_s"))
         self._text = TextEngine(model, EngineConfig(**options), seed=seed, max_logprobs=max_logprobs)
         self.max_unfinished = self._text.engine.scheduler_config.max_num_seqs + max_waiting  # completions
-        self._stall_timeout_s = stall_timeout_s
         self._next_id = itertools.count()
         self._stats = self._text.engine.stats()
-        self._lock = threading.Lock()  # over the next three
-        self._live: dict[str, _Live] = {}
-        self._num_unfinished = 0  # completions of them
-        self._ended: str | None = None  # why the loop runs no longer
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: stop
-        self._busy_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="deltaic-engine", daemon=True)
+        self._thread = EngineThread(
+            "engine",
+            has_work=self._text.has_unfinished_requests,
+            step=self._step,
+            on_end=self._tell_all,
+            on_stop=self._drain,
+            stall_timeout_s=stall_timeout_s,
+        )
+        self._live: dict[str, _Live] = {}  # under the thread's lock
+        self._num_unfinished = 0  # completions of them; likewise
         self._thread.start()
 
     # ---- what is known without a step ----
@@ -236,11 +229,7 @@ class AsyncLLM:
 
     def check_health(self) -> None:
         """Raise EngineStopped when no request would get an answer."""
-        if self._ended is not None:
-            raise EngineStopped(self._ended)
-        busy_since = self._busy_since
-        if busy_since is not None and (seconds := time.monotonic() - busy_since) > self._stall_timeout_s:
-            raise EngineStopped(f"the engine is stuck: a step runs since {seconds:.0f} s")
+        self._thread.check_health()
 
     # ---- requests ----
 
@@ -284,9 +273,8 @@ class AsyncLLM:
         stream = OutputStream(request_ids, self._abort_soon)
         live = [_Live(stream, i, given.sampling_params.n) for i, given in enumerate(inputs)]
         num_completions = sum(request.num_completions for request in live)
-        with self._lock:
-            if self._ended is not None:
-                raise EngineStopped(self._ended)
+        with self._thread.lock:
+            self._thread.check_open()
             for known in request_ids:
                 if known in self._live:
                     raise ValueError(f"request_id {known!r} is in use")
@@ -297,7 +285,7 @@ class AsyncLLM:
                 )
             self._live.update(zip(request_ids, live, strict=True))
             self._num_unfinished += num_completions
-            self._commands.put(lambda: self._add(stream, inputs, priority))
+            self._thread.call_soon(lambda: self._add(stream, inputs, priority))
         try:
             await stream.accepted()
         except BaseException:
@@ -306,14 +294,11 @@ class AsyncLLM:
         return stream
 
     def _abort_soon(self, request_ids: Sequence[str]) -> None:
-        self._commands.put(lambda: self._abort(request_ids))
+        self._thread.call_soon(lambda: self._abort(request_ids))
 
     def shutdown(self, timeout_s: float = 2.0) -> bool:
         """End all requests with EngineStopped and the loop after its step; return whether it ended in time."""
-        self._end("the engine was shut down")
-        self._commands.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._thread.shutdown(timeout_s)
 
     def __enter__(self) -> AsyncLLM:
         return self
@@ -323,34 +308,10 @@ class AsyncLLM:
 
     # ---- the thread ----
 
-    def _run(self) -> None:
-        try:
-            while self._obey():
-                if self._text.has_unfinished_requests():
-                    self._deliver(self._text.step())
-                self._stats = self._text.engine.stats()
-            self._drain()
-        except BaseException as error:
-            logger.critical("the engine's loop died", exc_info=error)
-            self._end(f"the engine died: {type(error).__name__}: {error}")
-        finally:
-            self._busy_since = None
-
-    def _obey(self) -> bool:
-        """Run what others asked for, waiting while there is no step to run either; False: stop."""
-        block = not self._text.has_unfinished_requests()
-        while True:
-            if block:
-                self._busy_since = None
-            try:
-                command = self._commands.get(block=block)
-            except queue.Empty:
-                self._busy_since = time.monotonic()
-                return True
-            self._busy_since, block = time.monotonic(), False
-            if command is None:
-                return False
-            command()
+    def _step(self) -> None:
+        if self._text.has_unfinished_requests():
+            self._deliver(self._text.step())
+        self._stats = self._text.engine.stats()
 
     def _add(self, stream: OutputStream, inputs: Sequence[EngineInput], priority: int) -> None:
         queued: list[str] = []
@@ -372,7 +333,7 @@ class AsyncLLM:
             self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        with self._lock:
+        with self._thread.lock:
             request = self._live.pop(request_id, None)
             if request is not None:
                 self._num_unfinished -= request.num_completions
@@ -390,12 +351,9 @@ class AsyncLLM:
             if not _call_soon(loop, _put_all, of_loop):
                 self._abort([output.request_id for _, output in of_loop])
 
-    def _end(self, reason: str) -> None:
-        """Let no request in any more, and tell those that wait. Any thread."""
-        with self._lock:
-            if self._ended is not None:
-                return
-            self._ended = reason
+    def _tell_all(self, reason: str) -> None:
+        """Tell those that wait that the loop has ended. Any thread."""
+        with self._thread.lock:
             live = list(self._live.values())
             self._live.clear()
             self._num_unfinished = 0
@@ -409,6 +367,3 @@ class AsyncLLM:
         while self._text.has_unfinished_requests():
             self._text.step()
         self._stats = self._text.engine.stats()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._commands.get_nowait()

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import queue
-import threading
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
-from deltaic.async_llm import EngineStopped, QueueFull, RequestFailed
+from deltaic.async_llm import QueueFull, RequestFailed
+from deltaic.engine_thread import EngineStopped, EngineThread
 from deltaic.stages.speech import AudioChunk, SpeechParams, SpeechPipeline
-
-logger = logging.getLogger(__name__)
 
 _Chunks = asyncio.Queue[AudioChunk | Exception]
 
@@ -29,14 +23,15 @@ class SpeechEngine:
     def __init__(self, pipeline: SpeechPipeline, *, max_utterances: int = 256, stall_timeout_s: float = 120.0) -> None:
         self.pipeline = pipeline
         self._max_utterances = max_utterances
-        self._stall_timeout_s = stall_timeout_s
         self._ids = itertools.count()
-        self._lock = threading.Lock()  # over the next two
-        self._live: dict[str, tuple[asyncio.AbstractEventLoop, _Chunks]] = {}
-        self._ended: str | None = None  # why the loop runs no longer
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: stop
-        self._busy_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="deltaic-speech", daemon=True)
+        self._thread = EngineThread(
+            "engine",
+            has_work=pipeline.has_unfinished_requests,
+            step=self._step,
+            on_end=self._tell_all,
+            stall_timeout_s=stall_timeout_s,
+        )
+        self._live: dict[str, tuple[asyncio.AbstractEventLoop, _Chunks]] = {}  # under the thread's lock
         self._thread.start()
 
     @property
@@ -45,11 +40,7 @@ class SpeechEngine:
 
     def check_health(self) -> None:
         """Raise EngineStopped when no request would get an answer."""
-        if self._ended is not None:
-            raise EngineStopped(self._ended)
-        busy_since = self._busy_since
-        if busy_since is not None and (seconds := time.monotonic() - busy_since) > self._stall_timeout_s:
-            raise EngineStopped(f"the engine is stuck: a step runs since {seconds:.0f} s")
+        self._thread.check_health()
 
     async def speak(self, text: str, params: SpeechParams) -> AsyncGenerator[AudioChunk, None]:
         """Yield the chunks of one utterance; the last is final. Closing it ends the utterance.
@@ -58,13 +49,12 @@ class SpeechEngine:
         """
         request_id = f"speech-{next(self._ids)}"
         chunks: _Chunks = asyncio.Queue()
-        with self._lock:
-            if self._ended is not None:
-                raise EngineStopped(self._ended)
+        with self._thread.lock:
+            self._thread.check_open()
             if len(self._live) >= self._max_utterances:
                 raise QueueFull(f"{len(self._live)} utterances are queued or running, which is the limit")
             self._live[request_id] = (asyncio.get_running_loop(), chunks)
-        self._commands.put(lambda: self._add(request_id, text, params))
+        self._thread.call_soon(lambda: self._add(request_id, text, params))
         try:
             while True:
                 chunk = await chunks.get()
@@ -77,14 +67,11 @@ class SpeechEngine:
                     return
         finally:
             self._forget(request_id)
-            self._commands.put(lambda: self.pipeline.cancel(request_id))
+            self._thread.call_soon(lambda: self.pipeline.cancel(request_id))
 
     def shutdown(self, timeout_s: float = 2.0) -> bool:
         """End all utterances with EngineStopped and the loop after its step; return whether it ended in time."""
-        self._end("the engine was shut down")
-        self._commands.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._thread.shutdown(timeout_s)
 
     def __enter__(self) -> SpeechEngine:
         return self
@@ -94,33 +81,10 @@ class SpeechEngine:
 
     # ---- the thread ----
 
-    def _run(self) -> None:
-        try:
-            while self._obey():
-                for chunk in self.pipeline.step():
-                    self._put(chunk.request_id, chunk)
-        except BaseException as error:
-            logger.critical("the speech loop died", exc_info=error)
-            self._end(f"the engine died: {type(error).__name__}: {error}")
-        finally:
-            self._busy_since = None
-
-    def _obey(self) -> bool:
-        """Run what others asked for, waiting while there is no step to run either; False: stop."""
-        block = not self.pipeline.has_unfinished_requests()
-        while True:
-            if block:
-                self._busy_since = None
-            try:
-                command = self._commands.get(block=block)
-            except queue.Empty:
-                self._busy_since = time.monotonic()
-                return True
-            self._busy_since, block = time.monotonic(), not self.pipeline.has_unfinished_requests()
-            if command is None:
-                return False
-            command()
-            block = not self.pipeline.has_unfinished_requests()
+    def _step(self) -> None:
+        if self.pipeline.has_unfinished_requests():
+            for chunk in self.pipeline.step():
+                self._put(chunk.request_id, chunk)
 
     def _add(self, request_id: str, text: str, params: SpeechParams) -> None:
         if request_id not in self._live:
@@ -138,18 +102,15 @@ class SpeechEngine:
             known[0].call_soon_threadsafe(known[1].put_nowait, item)
         except RuntimeError:  # that event loop is closed
             self._forget(request_id)
-            self.pipeline.cancel(request_id)
+            self._thread.call_soon(lambda: self.pipeline.cancel(request_id))
 
     def _forget(self, request_id: str) -> None:
-        with self._lock:
+        with self._thread.lock:
             self._live.pop(request_id, None)
 
-    def _end(self, reason: str) -> None:
-        with self._lock:
-            if self._ended is not None:
-                return
-            self._ended = reason
-            live: list[Any] = list(self._live)
+    def _tell_all(self, reason: str) -> None:
+        with self._thread.lock:
+            live = list(self._live)
         for request_id in live:
             self._put(request_id, EngineStopped(reason))
 
