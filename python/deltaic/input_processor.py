@@ -65,7 +65,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
+        self.max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
         self._seeds = None if seed is None else random.Random(seed)
 
     def process(self, prompt: Prompt, params: SamplingParams, *, add_special_tokens: bool = True) -> EngineInput:
@@ -160,8 +160,8 @@ class InputProcessor:
             self.check_token_id("logit_bias key", token_id)
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name)
-            if wanted is not None and (self._vocab_size if wanted == -1 else wanted) > self._max_logprobs:
+            if wanted is not None and (self._vocab_size if wanted == -1 else wanted) > self.max_logprobs:
                 asked = f"-1, the whole vocabulary of {self._vocab_size}" if wanted == -1 else str(wanted)
-                raise ValueError(f"{name} must be at most max_logprobs = {self._max_logprobs}, got {asked}")
+                raise ValueError(f"{name} must be at most max_logprobs = {self.max_logprobs}, got {asked}")
         if params.stop_strings and self._tokenizer is None:
             self._need_tokenizer("stop")

@@ -146,7 +146,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"a": "\ud800"}}, "chat_template_kwargs.a is no text"),
     ({"max_completion_tokens": 10**21}, "max_completion_tokens must be an integer in [1, 2147483647], got 1000000"),
     ({"max_completion_tokens": 5, "max_tokens": 10**21}, "max_tokens must be an integer in [1, 2147483647]"),
-    ({"logprobs": True, "top_logprobs": 10**400}, "logprobs must be an integer in"),
+    ({"logprobs": True, "top_logprobs": 10**400}, "top_logprobs must be at most max_logprobs = 20, got 1000000"),
     ({"messages": [{"role": "user", "content": "a" * 100_000}]}, "max_model_len = 4096"),
     (
         {"messages": [*HI, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]}]},
@@ -163,7 +163,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": 5}, "chat_template_kwargs: "),
     ({"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
     ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "at most max_logprobs = 20"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be at most max_logprobs = 20, got 21"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs must be at least 0"),
     ({"logprobs": 1}, "logprobs: "),
     ({"max_completion_tokens": 0}, "max_completion_tokens must be"),

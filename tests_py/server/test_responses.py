@@ -240,7 +240,7 @@ def test_shutdown_ends_a_stream_with_an_event(make: Maker) -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format other than text"),
         ({"top_logprobs": 2}, "top_logprobs needs include = ['message.output_text.logprobs']"),
         ({"include": LOGPROBS, "top_logprobs": -1}, "top_logprobs must be at least 0, got -1"),
-        ({"include": LOGPROBS, "top_logprobs": 21}, "at most max_logprobs = 20"),
+        ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs must be at most max_logprobs = 20, got 21"),
         ({"include": LOGPROBS, "top_logprobs": "2"}, "top_logprobs: "),
         ({"temperature": float("nan")}, "temperature must be a finite number"),
         ({"max_output_tokens": 0}, "max_output_tokens must be an integer in [1, 2147483647], got 0"),

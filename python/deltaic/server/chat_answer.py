@@ -50,6 +50,8 @@ def chat_input(llm: AsyncLLM, body: ChatCompletionBody) -> ChatInput:
         raise ValueError("top_logprobs needs logprobs = true")
     if body.top_logprobs is not None and body.top_logprobs < 0:
         raise ValueError(f"top_logprobs must be at least 0, got {body.top_logprobs}")
+    if body.top_logprobs is not None and body.top_logprobs > (most := llm.inputs.max_logprobs):
+        raise ValueError(f"top_logprobs must be at most max_logprobs = {most}, got {body.top_logprobs}")
     prompt = render(llm, body)
     tools = tool_use(llm, body.tools, body.tool_choice, body.parallel_tool_calls is not False)
     opened = opens_reasoning(prompt, _continued_text(body))
