@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import io
 import json
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 from deltaic import cli, text_engine
+from deltaic.cli_options import EngineFields, engine_options
+from deltaic.engine_config import EngineConfig
 from deltaic.tokenizer import Tokenizer
 from scripted_engine import ScriptedEngine
 
@@ -220,3 +224,25 @@ def test_chat_reads_a_pipe(
     second = tokenizer.decode(engine.seen["1"].prompt_token_ids)
     assert second.count("<|im_start|>") == 5
     assert second.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
+
+
+def test_options_of_an_engine_are_fields_with_their_defaults() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+    seen: list[dict[str, Any]] = []
+
+    @engine_options(without=("dtype",), enable_prefix_caching=False)
+    def command(model: str | None = None, *, engine: EngineFields, debug: bool = False) -> None:
+        seen.append({**engine, "model": model, "debug": debug})
+
+    parameters = inspect.signature(command).parameters
+    assert next(iter(parameters)) == "model"
+    assert [*parameters][-1] == "debug"
+    names = [*parameters][1:-1]
+    assert len(names) == 13
+    given = {name: parameter.default for name, parameter in parameters.items()}
+    command(**given | {"speculative_tokens": "3"})
+    assert seen == [{**given, "speculative_tokens": 3}]
+    assert {name: given[name] for name in names} == {
+        **{name: defaults[name] for name in names},
+        "enable_prefix_caching": False,
+    }
