@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -59,7 +60,13 @@ def serve(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "deltaic", "serve", "--port", "0"]
     if "--kv-cache-memory-bytes" not in args:
         command += ["--kv-cache-memory-bytes", str(256 << 20)]
-    with subprocess.Popen([*command, *args], stderr=subprocess.PIPE, text=True) as process:
+    # A shell in the background has its children ignore Ctrl-C.
+    with subprocess.Popen(
+        [*command, *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
