@@ -5,7 +5,8 @@ cd "$(dirname "$0")/.."
 
 stubs=$(mktemp -d)
 trap 'rm -rf "$stubs"' EXIT
-pybind11-stubgen deltaic._core --output-dir "$stubs" --exit-code --enum-class-locations DeviceType:deltaic._core >/dev/null
+pybind11-stubgen deltaic._core --output-dir "$stubs" --exit-code --enum-class-locations DeviceType:deltaic._core \
+  --enum-class-locations EndStatus:deltaic._core >/dev/null
 generated=$stubs/deltaic/_core.pyi
 # What the generator leaves untyped.
 sed -i -e 's/\*\*kwargs)/**kwargs: typing.Any)/' -e 's/os\.PathLike\b\([^[]\)/os.PathLike[str]\1/g' \

@@ -15,77 +15,6 @@ using namespace deltaic;
 
 namespace {
 
-void bind_row_plan(py::module_& m) {
-  Struct<StepRow>(m, "StepRow", "One request of a step and its place on the token axis.")
-      .field("req_id", &StepRow::req_id)
-      .field("first_token", &StepRow::first_token)
-      .field("num_tokens", &StepRow::num_tokens)
-      .field("num_prompt_tokens", &StepRow::num_prompt_tokens)
-      .field("num_computed_tokens", &StepRow::num_computed_tokens)
-      .class_object()
-      .def_property_readonly("is_prefill", &StepRow::is_prefill)
-      .def_property_readonly("seq_len", &StepRow::seq_len);
-  py::class_<RowRun>(m, "RowRun", "Neighbouring rows that one call of a preprocessing hook takes.")
-      .def_readonly("first_row", &RowRun::first_row)
-      .def_readonly("num_rows", &RowRun::num_rows)
-      .def_readonly("is_batched", &RowRun::is_batched);
-  py::class_<RowPlan>(m, "RowPlan", "What a step does with its rows.")
-      .def_readonly("runs", &RowPlan::runs)
-      .def_readonly("predictor_rows", &RowPlan::predictor_rows);
-  m.def(
-      "plan_rows",
-      [](const std::vector<StepRow>& rows, int num_step_tokens, bool has_batched_hook, bool has_predictor) {
-        return plan_rows(rows, num_step_tokens, {.has_batched_hook = has_batched_hook, .has_predictor = has_predictor});
-      },
-      py::arg("rows"), py::arg("num_step_tokens"), py::kw_only(), py::arg("has_batched_hook") = false,
-      py::arg("has_predictor") = false,
-      "Group the rows of a step for its hooks. RuntimeError for tokens with a gap or out of range.");
-}
-
-// Lets a Python class be a hook: one call a step, with arrays that share the runner's memory.
-class PyStepHook : public StepHook, public py::trampoline_self_life_support {
- public:
-  bool fills_embeddings() const override { PYBIND11_OVERRIDE(bool, StepHook, fills_embeddings); }
-  int hidden_layer() const override { PYBIND11_OVERRIDE(int, StepHook, hidden_layer); }
-  void before_forward(const StepView& step) override { PYBIND11_OVERRIDE(void, StepHook, before_forward, step); }
-  void after_forward(const StepView& step) override { PYBIND11_OVERRIDE(void, StepHook, after_forward, step); }
-  void after_sample(const StepView& step, std::span<const std::int32_t> token_ids) override {
-    const std::vector<std::int32_t> ids(token_ids.begin(), token_ids.end());
-    PYBIND11_OVERRIDE(void, StepHook, after_sample, step, ids);
-  }
-};
-
-// An array over the view's memory, which the runner owns; None without memory.
-template <class T>
-py::object share(const TensorView& view) {
-  if (view.data == nullptr) return py::none();
-  const std::vector<py::ssize_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
-  return py::array_t<T>(shape, view.as<T>(), py::capsule(view.data, [](void*) {}));
-}
-
-void bind_hooks(py::module_& m) {
-  py::class_<StepView>(m, "StepView", "A step as a hook sees it; the arrays are valid during the call alone.")
-      .def_property_readonly(
-          "rows", [](const StepView& self) { return std::vector<StepRow>(self.rows.begin(), self.rows.end()); })
-      .def_property_readonly("input_ids", [](const StepView& self) { return share<std::int32_t>(self.input_ids); })
-      .def_property_readonly("positions", [](const StepView& self) { return share<std::int64_t>(self.positions); })
-      .def_property_readonly("inputs_embeds", [](const StepView& self) { return share<float>(self.inputs_embeds); })
-      .def_property_readonly("hidden", [](const StepView& self) { return share<float>(self.hidden); })
-      .def_property_readonly("layer_hidden", [](const StepView& self) { return share<float>(self.layer_hidden); });
-  py::class_<StepHook, PyStepHook, py::smart_holder>(m, "StepHook", "Is called around each forward of a ModelRunner.")
-      .def(py::init<>())
-      .def("fills_embeddings", &StepHook::fills_embeddings)
-      .def("hidden_layer", &StepHook::hidden_layer)
-      .def("before_forward", &StepHook::before_forward, py::arg("step"))
-      .def("after_forward", &StepHook::after_forward, py::arg("step"))
-      .def(
-          "after_sample",
-          [](StepHook& self, const StepView& step, const std::vector<std::int32_t>& token_ids) {
-            self.after_sample(step, token_ids);
-          },
-          py::arg("step"), py::arg("token_ids"));
-}
-
 using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Ints = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
 
@@ -165,43 +94,47 @@ void bind_talker(py::module_& m) {
       .field("text_hidden_size", &TalkerConfig::text_hidden_size)
       .field("projection_size", &TalkerConfig::projection_size)
       .field("predictor", &TalkerConfig::predictor);
-  py::class_<Talker, StepHook, py::smart_holder>(
+  py::class_<Talker, StageRunner, py::smart_holder>(
       m, "Talker", "The embeddings and the code predictor around the decoder of a talker.")
-      .def(py::init([](const TalkerConfig& config, const StageTensors& tensors, int max_num_reqs, int num_threads) {
-             return std::make_unique<Talker>(config, tensors.tensors, max_num_reqs, num_threads);
+      .def(py::init([](const TalkerConfig& config, const StageTensors& tensors, int max_num_reqs, int max_num_tokens,
+                       int num_threads, std::shared_ptr<StageEdge> codes) {
+             return std::make_unique<Talker>(config, tensors.tensors, max_num_reqs, max_num_tokens, num_threads,
+                                             std::move(codes));
            }),
-           py::arg("config"), py::arg("tensors"), py::arg("max_num_reqs"), py::arg("num_threads") = 0)
+           py::arg("config"), py::arg("tensors"), py::kw_only(), py::arg("max_num_reqs"), py::arg("max_num_tokens"),
+           py::arg("num_threads"), py::arg("codes"),
+           "Make the stage; `codes` is the edge that takes what it hands over.")
       .def(
           "add_request",
           [](Talker& self, const std::string& req_id, const Floats& prompt, const Floats& text, const Floats& pad,
-             bool is_text_complete, const CodeSampling& sampling, std::optional<std::uint64_t> seed) {
+             const std::optional<Floats>& end, bool is_text_complete, const CodeSampling& sampling,
+             std::optional<std::uint64_t> seed) {
             self.add_request(req_id, {.prompt = copy_of(prompt),
                                       .text = copy_of(text),
                                       .pad = copy_of(pad),
+                                      .end = end ? copy_of(*end) : std::vector<float>(),
                                       .is_text_complete = is_text_complete,
                                       .sampling = sampling,
                                       .seed = seed});
           },
           py::arg("req_id"), py::kw_only(), py::arg("prompt"), py::arg("text"), py::arg("pad"),
-          py::arg("is_text_complete") = true, py::arg("sampling"), py::arg("seed") = py::none(),
-          "Begin a request: its prompt, a row of text a frame, and the row of frames behind the text.")
+          py::arg("end") = py::none(), py::arg("is_text_complete") = true, py::arg("sampling"),
+          py::arg("seed") = py::none(),
+          "Begin a request: its prompt, a row of text a frame, the row of frames behind the text, and the row that "
+          "take_text puts behind text that has ended.")
       .def(
           "append_text",
           [](Talker& self, const std::string& req_id, const Floats& rows, bool is_last) {
             self.append_text(req_id, values_of<float>(rows), is_last);
           },
           py::arg("req_id"), py::arg("rows"), py::arg("is_last"))
+      .def("take_text", &Talker::take_text, py::arg("text"),
+           "Take the text that is due of all requests that have begun; return what is left.")
+      .def("hand_over", &Talker::hand_over, py::arg("req_id"), "Hand over the codes that are not yet.")
       .def("remove_request", &Talker::remove_request, py::arg("req_id"))
-      .def("num_ready_tokens", &Talker::num_ready_tokens, py::arg("req_id"),
-           "Tokens whose input exists; -1: no limit any more.")
-      .def("num_frames", &Talker::num_frames, py::arg("req_id"))
-      .def(
-          "codes",
-          [](const Talker& self, const std::string& req_id, int begin) {
-            return as_rows(self.codes(req_id, begin), self.config().predictor.num_codebooks);
-          },
-          py::arg("req_id"), py::arg("begin") = 0, "Codes of the frames from `begin` on: [n, num_codebooks].")
-      .def("has_failed", &Talker::has_failed, py::arg("req_id"))
+      .def_property_readonly("num_requests", &Talker::num_requests)
+      .def("take_ready_tokens", &Talker::take_ready_tokens,
+           "Return the tokens whose input exists, of the requests for which it has changed; -1: no limit any more.")
       .def_property_readonly("num_predictor_calls", &Talker::num_predictor_calls)
       .def(
           "text_rows",
@@ -236,16 +169,8 @@ void bind_talker(py::module_& m) {
 }
 
 void bind_hidden_tap(py::module_& m) {
-  py::class_<HiddenTap, StepHook, py::smart_holder>(m, "HiddenTap", "Keeps hidden states for the next stage.")
-      .def(py::init<int>(), py::arg("layer") = -1)
-      .def("watch", &HiddenTap::watch, py::arg("req_id"))
-      .def("forget", &HiddenTap::forget, py::arg("req_id"))
-      .def(
-          "rows",
-          [](const HiddenTap& self, const std::string& req_id, int begin) {
-            return as_rows(self.rows(req_id, begin), std::max(self.hidden_size(), 1));
-          },
-          py::arg("req_id"), py::arg("begin") = 0, "Hidden states of the tokens from `begin` on that were computed.");
+  py::class_<HiddenTap, StepHook, py::smart_holder>(m, "HiddenTap", "Hands hidden states over an edge.")
+      .def(py::init<int, std::shared_ptr<StageEdge>, PayloadKey>(), py::arg("layer"), py::arg("edge"), py::arg("key"));
 }
 
 void bind_codec(py::module_& m) {
@@ -297,11 +222,6 @@ void bind_codec(py::module_& m) {
 }
 
 }  // namespace
-
-void bind_step_hook(py::module_& m) {
-  bind_row_plan(m);
-  bind_hooks(m);
-}
 
 void bind_stages(py::module_& m) {
   bind_tensors(m);

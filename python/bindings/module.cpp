@@ -30,6 +30,7 @@ PYBIND11_MODULE(_core, m) {
   bind_input_batch(m);
   bind_step_hook(m);
   bind_runner(m);
+  bind_stage_edge(m);
   bind_stages(m);
   bind_mamba(m);
 }

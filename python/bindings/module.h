@@ -13,5 +13,6 @@ void bind_cache(py::module_& m);
 void bind_input_batch(py::module_& m);
 void bind_mamba(py::module_& m);
 void bind_runner(py::module_& m);
+void bind_stage_edge(py::module_& m);
 void bind_stages(py::module_& m);
 void bind_step_hook(py::module_& m);

@@ -29,9 +29,12 @@ __all__: list[str] = [
     "CodecTransformerConfig",
     "ConvLayout",
     "DType",
+    "Delivery",
     "Device",
     "DeviceError",
     "DeviceType",
+    "EdgeMode",
+    "EndStatus",
     "Error",
     "FullAttentionSpec",
     "GdnMetadata",
@@ -59,6 +62,8 @@ __all__: list[str] = [
     "SamplingMetadata",
     "SamplingParams",
     "SchedulerOutput",
+    "StageEdge",
+    "StageRunner",
     "StageTensors",
     "StateCopies",
     "StateCopy",
@@ -1141,6 +1146,32 @@ class StepHook:
     def fills_embeddings(self) -> bool: ...
     def hidden_layer(self) -> int: ...
 
+class StageRunner(StepHook):
+    """
+    Runs the hooks of one stage over the rows of a step: plan, validate, commit. A Python class implements preprocess_rows(rows, is_batched, ids, embeds), which fills its arrays or returns why the rows are refused, and may implement has_batched_hook, has_predictor, predict_rows(rows, embeds), commit_rows(rows), begin_step and after_forward.
+    """
+    def __init__(
+        self,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        max_num_tokens: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def has_batched_hook(self) -> bool: ...
+    def has_predictor(self) -> bool: ...
+    def prepare(
+        self, rows: collections.abc.Sequence[StepRow], ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
+    ) -> RowPlan:
+        """
+        Fill the ids and embeddings of a step's tokens; return the plan.
+        """
+    def take_failures(self) -> dict[str, str]:
+        """
+        Return the requests that failed since the last call.
+        """
+    @property
+    def embeds(self) -> typing.Any: ...
+    @property
+    def ids(self) -> typing.Any: ...
+
 class StepInputs:
     """
     What the last step ran on.
@@ -1349,6 +1380,151 @@ class ModelRunner:
     @property
     def weight_bytes(self) -> int: ...
 
+class EndStatus:
+    """
+    How a request on an edge ended.
+
+    Members:
+
+      ok
+
+      error
+
+      cancelled
+    """
+
+    __members__: typing.ClassVar[dict[str, EndStatus]]
+    cancelled: typing.ClassVar[EndStatus]
+    error: typing.ClassVar[EndStatus]
+    ok: typing.ClassVar[EndStatus]
+    @typing.overload
+    def __eq__(self, other: EndStatus) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: EndStatus) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class EdgeMode:
+    """
+    How an edge hands over.
+    """
+
+    is_full: bool
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    @property
+    def first(self) -> int: ...
+    @first.setter
+    def first(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def left_context(self) -> int: ...
+    @left_context.setter
+    def left_context(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @size.setter
+    def size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
+class Delivery:
+    """
+    What is due of a request: a payload, or its end.
+    """
+    def rows(self, key: tuple[str, str]) -> numpy.ndarray:
+        """
+        Rows of one key.
+        """
+    @property
+    def error(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def num_left(self) -> int:
+        """
+        Rows in front of each key that were given before.
+        """
+    @property
+    def payload(self) -> dict[str, dict[str, typing.Any]]:
+        """
+        Section to name to rows [n, ...] or to the latest value.
+        """
+    @property
+    def request(self) -> typing.Any: ...
+    @property
+    def status(self) -> EndStatus | None: ...
+
+class StageEdge:
+    """
+    The one way from a stage to the next. Ids are REQUEST/GENERATION.
+    """
+    def __init__(
+        self,
+        mode: EdgeMode,
+        *,
+        name: str = "",
+        keys: collections.abc.Sequence[tuple[str, str]],
+        replace_keys: collections.abc.Sequence[tuple[str, str]] = [],
+        capacity: typing.SupportsInt | typing.SupportsIndex = 1048576,
+        deadline_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    ) -> None: ...
+    def advance(self, now: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        """
+        Say what time it is, in seconds.
+        """
+    def carries(self, key: tuple[str, str]) -> bool: ...
+    def close(self, id: str) -> None:
+        """
+        Cancel a request; what still comes for it is dropped.
+        """
+    def end(self, id: str, status: EndStatus = EndStatus.ok, error: str = "") -> bool:
+        """
+        End a request; only the first end counts.
+        """
+    def forget(self, id: str) -> None:
+        """
+        Drop all that is known of a request.
+        """
+    def is_open(self, id: str) -> bool: ...
+    def open(self, id: str, num_prompt_rows: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
+        """
+        Begin a request; what was parked for it is there.
+        """
+    def put(
+        self, id: str, key: tuple[str, str], rows: numpy.ndarray, begin: typing.SupportsInt | typing.SupportsIndex = -1
+    ) -> bool:
+        """
+        Add rows [n, ...] of a key; False where nothing was taken.
+        """
+    def replaces(self, key: tuple[str, str]) -> bool: ...
+    def set(self, id: str, key: tuple[str, str], value: typing.Any) -> bool:
+        """
+        Keep a value that is no rows.
+        """
+    def set_request(self, id: str, request: typing.Any) -> bool:
+        """
+        Keep the latest object of a request.
+        """
+    def take(self) -> list[Delivery]:
+        """
+        Return what is due now, of all open requests.
+        """
+    @property
+    def mode(self) -> EdgeMode: ...
+    @property
+    def num_kept(self) -> int: ...
+
 class StageTensors:
     """
     The tensors of a checkpoint of several models, or of a part of it.
@@ -1433,7 +1609,7 @@ class TalkerConfig:
     @vocab_size.setter
     def vocab_size(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
 
-class Talker(StepHook):
+class Talker(StageRunner):
     """
     The embeddings and the code predictor around the decoder of a talker.
     """
@@ -1441,9 +1617,15 @@ class Talker(StepHook):
         self,
         config: TalkerConfig,
         tensors: StageTensors,
+        *,
         max_num_reqs: typing.SupportsInt | typing.SupportsIndex,
-        num_threads: typing.SupportsInt | typing.SupportsIndex = 0,
-    ) -> None: ...
+        max_num_tokens: typing.SupportsInt | typing.SupportsIndex,
+        num_threads: typing.SupportsInt | typing.SupportsIndex,
+        codes: StageEdge,
+    ) -> None:
+        """
+        Make the stage; `codes` is the edge that takes what it hands over.
+        """
     def add_request(
         self,
         req_id: str,
@@ -1451,12 +1633,13 @@ class Talker(StepHook):
         prompt: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
         text: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
         pad: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        end: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
         is_text_complete: bool = True,
         sampling: CodeSampling,
         seed: typing.SupportsInt | typing.SupportsIndex | None = None,
     ) -> None:
         """
-        Begin a request: its prompt, a row of text a frame, and the row of frames behind the text.
+        Begin a request: its prompt, a row of text a frame, the row of frames behind the text, and the row that take_text puts behind text that has ended.
         """
     def append_text(
         self, req_id: str, rows: typing.Annotated[numpy.typing.ArrayLike, numpy.float32], is_last: bool
@@ -1467,23 +1650,15 @@ class Talker(StepHook):
         """
         Embeddings of codes and control tokens of the talker.
         """
-    def codes(
-        self, req_id: str, begin: typing.SupportsInt | typing.SupportsIndex = 0
-    ) -> numpy.typing.NDArray[numpy.int32]:
-        """
-        Codes of the frames from `begin` on: [n, num_codebooks].
-        """
     def frame_rows(
         self, codes: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
     ) -> numpy.typing.NDArray[numpy.float32]:
         """
         The embeddings of whole frames, added up over their codebooks.
         """
-    def has_failed(self, req_id: str) -> bool: ...
-    def num_frames(self, req_id: str) -> int: ...
-    def num_ready_tokens(self, req_id: str) -> int:
+    def hand_over(self, req_id: str) -> None:
         """
-        Tokens whose input exists; -1: no limit any more.
+        Hand over the codes that are not yet.
         """
     def project_hidden(
         self, hidden: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
@@ -1492,6 +1667,14 @@ class Talker(StepHook):
         self, embeddings: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
     ) -> numpy.typing.NDArray[numpy.float32]: ...
     def remove_request(self, req_id: str) -> None: ...
+    def take_ready_tokens(self) -> dict[str, int]:
+        """
+        Return the tokens whose input exists, of the requests for which it has changed; -1: no limit any more.
+        """
+    def take_text(self, text: StageEdge) -> list[Delivery]:
+        """
+        Take the text that is due of all requests that have begun; return what is left.
+        """
     def text_rows(
         self, text_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]
     ) -> numpy.typing.NDArray[numpy.float32]:
@@ -1500,20 +1683,16 @@ class Talker(StepHook):
         """
     @property
     def num_predictor_calls(self) -> int: ...
+    @property
+    def num_requests(self) -> int: ...
 
 class HiddenTap(StepHook):
     """
-    Keeps hidden states for the next stage.
+    Hands hidden states over an edge.
     """
-    def __init__(self, layer: typing.SupportsInt | typing.SupportsIndex = -1) -> None: ...
-    def forget(self, req_id: str) -> None: ...
-    def rows(
-        self, req_id: str, begin: typing.SupportsInt | typing.SupportsIndex = 0
-    ) -> numpy.typing.NDArray[numpy.float32]:
-        """
-        Hidden states of the tokens from `begin` on that were computed.
-        """
-    def watch(self, req_id: str) -> None: ...
+    def __init__(
+        self, layer: typing.SupportsInt | typing.SupportsIndex, edge: StageEdge, key: tuple[str, str]
+    ) -> None: ...
 
 class CodecTransformerConfig:
     """

@@ -6,7 +6,7 @@ import logging
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,9 +177,9 @@ class Engine:
         """Return whether a request is queued or runs."""
         return self._scheduler.has_request(req_id)
 
-    def set_num_ready_tokens(self, req_id: str, num_tokens: int | None) -> None:
-        """Hold a request at its first num_tokens tokens, whose inputs exist; None: let it run."""
-        self._scheduler.set_num_ready_tokens(req_id, num_tokens)
+    def set_num_ready_tokens(self, num_tokens: Mapping[str, int]) -> None:
+        """Hold requests at their first tokens, whose inputs exist; -1: let one run. Unknown ids are ignored."""
+        self._scheduler.set_num_ready_tokens(num_tokens)
 
     def has_unfinished_requests(self) -> bool:
         """Return whether step() has something to run or to return."""

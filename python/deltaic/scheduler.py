@@ -7,7 +7,7 @@ hits, preemption and async scheduling follow from it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from deltaic import _core
 from deltaic.draft_policy import DraftPolicy, FixedDrafts
@@ -110,12 +110,15 @@ class Scheduler:
         done: bool = self._cache.reset_prefix_cache()
         return done
 
-    def set_num_ready_tokens(self, req_id: str, num_tokens: int | None) -> None:
-        """Let a request run no further than its first num_tokens tokens until told otherwise; None: no limit.
+    def set_num_ready_tokens(self, num_tokens: Mapping[str, int]) -> None:
+        """Let requests run no further than their first tokens until told otherwise; -1: no limit.
 
-        Its prompt is always ready.
+        Their prompts are always ready. Unknown ids are ignored.
         """
-        self._requests[req_id].num_ready_tokens = num_tokens
+        requests = self._requests
+        for req_id, count in num_tokens.items():
+            if req_id in requests:
+                requests[req_id].num_ready_tokens = None if count < 0 else count
 
     @property
     def holds_requests(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,30 @@ def make_runner(model: StageModel, *req_ids: str, seeds: dict[str, int] | None =
     for req_id in req_ids:
         runner.add_request(req_id, seed=(seeds or {}).get(req_id))
     return runner
+
+
+@dataclass
+class View:
+    """What a StepView shows of a step before the forward."""
+
+    rows: Any
+    input_ids: Any
+    positions: Any
+
+
+@dataclass
+class Prepared:
+    """The inputs of a step: views of the runner's persistent buffers, and the requests that fell out."""
+
+    ids: Any
+    embeds: Any
+    plan: _core.RowPlan
+    failures: dict[str, str]
+
+
+def prepare(runner: StageRunner, rows: Sequence[_core.StepRow], ids: Any) -> Prepared:
+    plan = runner.prepare(rows, ids)
+    return Prepared(runner.ids[: len(ids)], runner.embeds[: len(ids)], plan, runner.take_failures())
 
 
 def ids(*values: int) -> Any:

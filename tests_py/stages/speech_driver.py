@@ -13,6 +13,16 @@ from deltaic.stages.speech import AudioChunk, SpeechParams, SpeechPipeline
 TEXT = "Once upon a time there was a little dog who liked to run"
 
 
+class Clock:
+    """Tells the time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @dataclass
 class Spoken:
     """What came of an utterance."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deltaic.stages import Envelope, PayloadBuffers, Traits
+from deltaic.stages import Chunked, Edge, Envelope, PayloadBuffers, Traits
 from deltaic.stages.payload import deserialize, serialize
-from deltaic.stages.session import PayloadInbox, with_request_info
-from scripted_stage import ScalarStage, decode, ids, make_runner
+from deltaic.stages.session import with_request_info
+from scripted_stage import ScalarStage, decode, ids, make_runner, prepare
 
 KEYS = (("ids", "all"), ("hidden", "last"), ("meta", "count"), ("meta", "name"))
 
@@ -68,7 +68,7 @@ def test_c1_everyone_is_given_the_same_object() -> None:
     runner = make_runner(ScalarStage(), "a")
     held = runner.buffers.get("a")
     runner.update_requests([Envelope("a", {"meta": {"x": 1}})])
-    runner.preprocess([decode("a", 0)], ids(3))
+    prepare(runner, [decode("a", 0)], ids(3))
     assert runner.buffers.get("a") is held
     assert held["meta"] == {"x": 1}
     assert held["seen"] == {"count": 1}
@@ -93,7 +93,7 @@ def test_c3_conditioning_is_there_when_a_request_begins_and_grows_by_step() -> N
     runner.add_request("a", serialize({"ids": {"all": [5, 6]}}, KEYS))
     runner.add_request("b", None)
     runner.update_requests([Envelope("b", serialize({"meta": {"count": 3}}, KEYS))])
-    runner.preprocess([decode("a", 0), decode("b", 1)], ids(1, 2))
+    prepare(runner, [decode("a", 0), decode("b", 1)], ids(1, 2))
     assert model.seen[0]["ids"]["all"].tolist() == [5, 6]
     assert model.seen[1]["meta"]["count"] == 3
 
@@ -133,19 +133,26 @@ def test_c4_unknown_keys_are_refused_and_untensorable_values_dropped(caplog: pyt
 
 
 def test_c5_early_payloads_wait_for_their_request() -> None:
-    inbox, buffers = PayloadInbox(), PayloadBuffers()
-    for req_id in ("active", "held back", "not scheduled"):
-        buffers.add(req_id)
-        inbox.put(req_id, {"codes": {"x": 1}})
-    inbox.put("active", {"codes": {"y": 2}})
-    inbox.sync(buffers, ["active", "held back"], held_back=["held back"])
-    assert buffers.get("active") == {"codes": {"x": 1, "y": 2}}
-    assert buffers.get("held back") == buffers.get("not scheduled") == {}
-    assert "active" not in inbox
-    assert "held back" in inbox
-    inbox.sync(buffers, ["active", "held back"])
-    assert buffers.get("held back") == {"codes": {"x": 1}}
-    assert buffers.get("active") == {"codes": {"x": 1, "y": 2}}
+    """They are parked on the edge; what has been applied is not applied again."""
+    key = ("codes", "x")
+    edge = Edge("talker", "other", (key,), Chunked(1, 1)).make()
+    model = ScalarStage()
+    runner = make_runner(model, source=edge)
+    runner.add_request("begun")
+    for req_id, value in (("begun", 1), ("early", 2), ("begun", 3)):
+        edge.put(req_id, key, np.full((1, 1), value))
+    runner.take_payloads()
+    assert runner.buffers.get("begun")["codes"]["x"].tolist() == [[1], [3]]
+    assert "early" not in runner.buffers
+    runner.buffers.replace("begun", {})
+    runner.take_payloads()
+    assert runner.buffers.get("begun") == {}
+    runner.add_request("early")
+    runner.take_payloads()
+    assert runner.buffers.get("early")["codes"]["x"].tolist() == [[2]]
+    for req_id in ("begun", "early"):
+        runner.finish_request(req_id)
+    assert edge.num_kept == 0
 
 
 def test_c6_a_model_that_wants_request_info_gets_a_copy() -> None:
@@ -160,6 +167,6 @@ def test_c6_a_model_that_wants_request_info_gets_a_copy() -> None:
     model = ScalarStage(Traits(wants_request_info=True))
     runner = make_runner(model)
     runner.add_request("a", info={"mm_features": "sound"})
-    runner.preprocess([decode("a", 0)], ids(1))
+    prepare(runner, [decode("a", 0)], ids(1))
     assert model.seen[0]["mm_features"] == "sound"
     assert "mm_features" not in runner.buffers.get("a")

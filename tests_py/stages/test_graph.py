@@ -89,16 +89,3 @@ def test_two_edges_do_not_bring_the_same_key() -> None:
     stages = [FIRST, Stage("other", outputs=(A,)), LAST]
     with pytest.raises(ValueError, match=r"edge other -> last: stage 'last' has a\.x of stage 'first' already"):
         StageGraph(stages, [Edge("first", "last", (A,)), Edge("other", "last", (A,))])
-
-
-@pytest.mark.parametrize("mode", [Chunked(1, 1), Chunked(3, 7), Chunked(25, 4), Chunked(2, 50)])
-def test_every_row_leaves_once_and_in_order(mode: Chunked) -> None:
-    sent, sizes = 0, []
-    for num_rows in range(1, 41):
-        count = mode.num_ready(sent, num_rows, is_last=num_rows == 40)
-        sizes.append(count)
-        sent += count
-    assert sent == 40
-    assert all(size >= 0 for size in sizes)
-    first = next(size for size in sizes if size)
-    assert first in (mode.first, 40)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from deltaic.stages import StageOutput, StepMetadata, StepOutputs, Traits
 from deltaic.stages.outputs import extract_multimodal, restore_output
-from scripted_stage import ScalarStage, decode, ids, make_runner, row
+from scripted_stage import ScalarStage, View, decode, ids, make_runner, prepare, row
 
 
 def test_a1_a_replayed_tuple_gets_its_fields_back_and_keeps_the_payload_object() -> None:
@@ -47,8 +47,8 @@ def test_a4_a_model_learns_request_ids_in_batch_order_before_the_forward() -> No
     rows = [row("b", 0, 2, prompt=4, computed=0), decode("a", 2)]
     for wants in (False, True):
         runner = make_runner(Model(Traits(wants_step_metadata=wants)), "a", "b")
-        runner.preprocess(rows, ids(7, 8, 9))
-        runner.begin_step(rows, np.asarray([0, 1, 5]))
+        prepare(runner, rows, ids(7, 8, 9))
+        runner.begin_step(View(rows, ids(7, 8, 9), np.asarray([0, 1, 5])))
     (step,) = told
     assert step.req_ids == ("b", "a")
     assert step.ids.tolist() == [7, 8, 9]
@@ -59,8 +59,8 @@ def test_a4_a_model_learns_request_ids_in_batch_order_before_the_forward() -> No
 
 def test_a4_a_model_without_the_hook_is_not_asked() -> None:
     runner = make_runner(ScalarStage(Traits(wants_step_metadata=True)), "a")
-    runner.preprocess([decode("a", 0)], ids(1))
-    runner.begin_step([decode("a", 0)], np.asarray([5]))
+    prepare(runner, [decode("a", 0)], ids(1))
+    runner.begin_step(View([decode("a", 0)], ids(1), np.asarray([5])))
 
 
 def test_step_outputs_survive_the_next_replay() -> None:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from deltaic.stages import PredictorInputs, PredictorSampling, Traits
 from deltaic.stages.predictor import captures_predictor
-from scripted_stage import HIDDEN, BatchedStage, ScalarTalkerStage, TalkerStage, decode, ids, make_runner, row
+from scripted_stage import HIDDEN, BatchedStage, ScalarTalkerStage, TalkerStage, decode, ids, make_runner, prepare, row
 
 PER_ROW = Traits(accepts_generators_per_row=True)
 
 
 def step(runner: Any, *req_ids: str, first_id: int = 10) -> Any:
     rows = [decode(req_id, i) for i, req_id in enumerate(req_ids)]
-    return runner.preprocess(rows, ids(*range(first_id, first_id + len(rows))))
+    return prepare(runner, rows, ids(*range(first_id, first_id + len(rows))))
 
 
 def codes_of(runner: Any, req_id: str) -> list[list[int]]:
@@ -73,7 +73,7 @@ def test_b1_staging_holds_the_most_requests_and_the_largest_capture() -> None:
 def test_b2_results_land_at_the_requests_own_token_and_key() -> None:
     runner = make_runner(TalkerStage(Traits(codes_key=("codes", "audio"))), "a", "p", "b")
     rows = [decode("a", 0), row("p", 1, 3, prompt=9, computed=0), decode("b", 4)]
-    result = runner.preprocess(rows, ids(10, 1, 2, 3, 20))
+    result = prepare(runner, rows, ids(10, 1, 2, 3, 20))
     assert result.embeds[:, 0].tolist() == [10.5, 1, 2, 3, 20.5]
     assert codes_of(runner, "a") == [[110] * 3]
     assert codes_of(runner, "b") == [[120] * 3]
@@ -97,7 +97,7 @@ def test_b2_a_malformed_key_is_a_type_error(key: Any) -> None:
 def test_b3_an_empty_batch_calls_and_changes_nothing() -> None:
     model = TalkerStage()
     runner = make_runner(model, "p")
-    result = runner.preprocess([row("p", 0, 2, prompt=4, computed=0)], ids(1, 2))
+    result = prepare(runner, [row("p", 0, 2, prompt=4, computed=0)], ids(1, 2))
     assert model.batches == []
     assert result.embeds[:, 0].tolist() == [1, 2]
 

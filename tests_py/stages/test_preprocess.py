@@ -15,6 +15,7 @@ from scripted_stage import (
     decode,
     ids,
     make_runner,
+    prepare,
     row,
 )
 
@@ -28,7 +29,7 @@ def test_f1_the_runners_facts_win_over_stale_ones() -> None:
     model = ScalarStage()
     runner = make_runner(model, "a")
     runner.buffers.merge("a", {"is_prefill": False, "prompt_len": 1, "request_id": "z", "num_computed_tokens": 99})
-    runner.preprocess([row("a", 0, 3, prompt=5, computed=2)], ids(1, 2, 3))
+    prepare(runner, [row("a", 0, 3, prompt=5, computed=2)], ids(1, 2, 3))
     seen = model.seen[0]
     assert seen["request_id"] == "a"
     assert (seen["prompt_len"], seen["num_computed_tokens"], seen["is_prefill"]) == (5, 2, True)
@@ -46,7 +47,7 @@ def test_f2_the_phase_is_what_was_computed_and_never_the_span(span: int, compute
     assert [run.is_batched for run in plan.runs] == [is_eligible]
     assert plan.predictor_rows == ([0] if is_eligible else [])
     model = TalkerStage()
-    make_runner(model, "a").preprocess([one], ids(*range(span)))
+    prepare(make_runner(model, "a"), [one], ids(*range(span)))
     assert model.calls == [("batched" if is_eligible else "scalar", "a")]
     assert len(model.batches) == is_eligible
 
@@ -62,7 +63,7 @@ def test_f3_hooks_run_in_row_order_and_only_neighbours_share_a_call() -> None:
         row("e", 5, 2, prompt=5, computed=5),
         decode("f", 7),
     ]
-    runner.preprocess(rows, ids(*range(10, 18)))
+    prepare(runner, rows, ids(*range(10, 18)))
     assert model.calls == [
         ("batched", "a", "b"),
         ("scalar", "c"),
@@ -78,12 +79,12 @@ def test_f3_hooks_run_in_row_order_and_only_neighbours_share_a_call() -> None:
 def test_f4_a_prompts_last_token_alone_is_still_prompt() -> None:
     model = ScalarTalkerStage()
     runner = make_runner(model, "a")
-    runner.preprocess([row("a", 0, 4, prompt=5, computed=0)], ids(1, 2, 3, 4))
-    result = runner.preprocess([row("a", 0, 1, prompt=5, computed=4)], ids(5))
+    prepare(runner, [row("a", 0, 4, prompt=5, computed=0)], ids(1, 2, 3, 4))
+    result = prepare(runner, [row("a", 0, 1, prompt=5, computed=4)], ids(5))
     assert result.embeds[0].tolist() == [5, 5, 5, 5]
     assert model.batches == []
     assert "codes" not in runner.buffers.get("a")
-    result = runner.preprocess([row("a", 0, 1, prompt=5, computed=5)], ids(6))
+    result = prepare(runner, [row("a", 0, 1, prompt=5, computed=5)], ids(6))
     assert result.embeds[0].tolist() == [6.5] * 4
     assert runner.buffers.get("a")["codes"]["audio"].tolist() == [[6, 6, 6]]
 
@@ -93,7 +94,7 @@ def test_f5_results_land_in_the_persistent_buffers_without_a_predictor() -> None
     assert runner.predictor is None
     runner.ids[:] = -7
     runner.embeds[:] = -7
-    result = runner.preprocess([decode("a", 0), decode("b", 1)], ids(3, 4))
+    result = prepare(runner, [decode("a", 0), decode("b", 1)], ids(3, 4))
     assert np.shares_memory(result.embeds, runner.embeds)
     assert np.shares_memory(result.ids, runner.ids)
     assert result.ids.tolist() == [103, 104]
@@ -106,7 +107,7 @@ def test_f5_results_land_in_the_persistent_buffers_without_a_predictor() -> None
 def test_f6_a_model_that_hides_ids_is_given_them_and_returns_the_runners() -> None:
     model = BatchedStage(Traits(hides_ids=True))
     runner = make_runner(model, "a")
-    result = runner.preprocess([decode("a", 0)], ids(3))
+    result = prepare(runner, [decode("a", 0)], ids(3))
     assert runner.buffers.get("a")["seen"] == {"id": 3}
     assert np.shares_memory(result.ids, runner.ids)
     assert result.ids.tolist() == [3]
@@ -123,7 +124,7 @@ def test_f7_rows_with_gaps_or_overlaps_are_refused_before_any_hook(offsets: tupl
     before = state_of(runner)
     message = "Non-MTP batched decode preprocessing requires contiguous in-bounds token offsets"
     with pytest.raises(RuntimeError, match=message):
-        runner.preprocess([decode("a", offsets[0]), decode("b", offsets[1])], ids(3, 4))
+        prepare(runner, [decode("a", offsets[0]), decode("b", offsets[1])], ids(3, 4))
     assert model.calls == []
     assert state_of(runner) == before
 
@@ -139,7 +140,7 @@ def test_f8_a_hook_that_returns_too_little_changes_nothing(what: str) -> None:
     runner = make_runner(model, "a", "b", "p")
     before = state_of(runner)
     with pytest.raises(ValueError, match="decode preprocessing"):
-        runner.preprocess([row("p", 0, 1, prompt=5, computed=0), decode("a", 1), decode("b", 2)], ids(9, 3, 4))
+        prepare(runner, [row("p", 0, 1, prompt=5, computed=0), decode("a", 1), decode("b", 2)], ids(9, 3, 4))
     assert state_of(runner) == before
     assert model.batches == []
 
@@ -157,7 +158,7 @@ def test_f8_a_hook_that_returns_another_kind_changes_nothing(returned: dict[str,
     runner = make_runner(Wrong(), "a", "b")
     before = state_of(runner)
     with pytest.raises(ValueError, match="decode preprocessing"):
-        runner.preprocess([decode("a", 0), decode("b", 1)], ids(3, 4))
+        prepare(runner, [decode("a", 0), decode("b", 1)], ids(3, 4))
     assert state_of(runner) == before
 
 
@@ -170,7 +171,7 @@ def test_f8_a_predictor_that_returns_narrow_embeddings_changes_nothing() -> None
     runner = make_runner(Narrow(), "a", "b")
     before = state_of(runner)
     with pytest.raises(ValueError, match="the code predictor returned embeddings"):
-        runner.preprocess([decode("a", 0), decode("b", 1)], ids(3, 4))
+        prepare(runner, [decode("a", 0), decode("b", 1)], ids(3, 4))
     assert state_of(runner) == before
 
 
@@ -178,7 +179,7 @@ def test_f8_a_predictor_that_returns_narrow_embeddings_changes_nothing() -> None
 def test_row_31_a_malformed_request_fails_alone(model: Any) -> None:
     model.broken = {"b"}
     runner = make_runner(model, "a", "b", "c")
-    result = runner.preprocess([decode("a", 0), decode("b", 1), decode("c", 2)], ids(3, 4, 5))
+    result = prepare(runner, [decode("a", 0), decode("b", 1), decode("c", 2)], ids(3, 4, 5))
     assert list(result.failures) == ["b"]
     assert "no voice for b" in result.failures["b"]
     assert result.embeds[1].tolist() == [0, 0, 0, 0]
@@ -191,7 +192,7 @@ def test_row_31_a_malformed_request_fails_alone(model: Any) -> None:
 def test_row_21_a_decode_span_of_several_tokens_is_conditioned_by_position() -> None:
     model = TalkerStage()
     runner = make_runner(model, "a")
-    result = runner.preprocess([row("a", 0, 3, prompt=5, computed=6)], ids(3, 4, 5))
+    result = prepare(runner, [row("a", 0, 3, prompt=5, computed=6)], ids(3, 4, 5))
     assert model.calls == [("scalar", "a")]
     assert model.seen[0]["is_prefill"] is False
     assert model.seen[0]["num_computed_tokens"] == 6

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <set>
 
 #include "cpp/src/check.h"
 #include "cpp/src/core/thread_pool.h"
@@ -27,8 +28,7 @@ struct Request {
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_text_rows = 0;
   std::vector<float> frames;        // [num_frames, hidden_size]: embeddings of the codes, without the text
-  std::vector<std::int32_t> codes;  // [num_frames, num_codebooks]
-  bool has_failed = false;
+  std::vector<std::int32_t> codes;  // [num_frames, num_codebooks], and a row of the end of speech
 };
 
 TensorView view_of(std::span<const std::int32_t> ids) {
@@ -43,8 +43,10 @@ std::uint64_t fresh_seed() {
 }  // namespace
 
 struct Talker::Impl {
-  Impl(const TalkerConfig& talker_config, const StoredTensors& tensors, int max_num_reqs, int num_threads)
+  Impl(const TalkerConfig& talker_config, const StoredTensors& tensors, int max_num_reqs, int num_threads,
+       std::shared_ptr<StageEdge> codes)
       : config(talker_config),
+        codes_edge(std::move(codes)),
         threads(num_threads),
         ctx{.device = {}, .stream = {}, .threads = &threads},
         checkpoint(Checkpoint::from_stored(tensors, "the talker")),
@@ -107,25 +109,45 @@ struct Talker::Impl {
     return static_cast<std::int64_t>(request.frames.size()) / config.hidden_size;
   }
 
-  // The input at `position`, which must exist.
-  void write_input(const Request& request, const std::string& req_id, std::int64_t position, float* out) const {
+  // Writes the input at `position`, or returns why there is none.
+  std::optional<std::string> write_input(const Request& request, const std::string& req_id, std::int64_t position,
+                                         float* out) const {
     const std::int64_t width = config.hidden_size;
     if (position < request.num_prompt_tokens) {
       std::copy_n(request.given.prompt.data() + position * width, width, out);
-      return;
+      return {};
     }
     const std::int64_t frame = position - request.num_prompt_tokens;
-    DELTAIC_CHECK(frame < num_frames(request), "request ", req_id, " has no input for position ", position, ": ",
-                  request.num_prompt_tokens, " prompt rows and ", num_frames(request), " frames");
+    if (frame >= num_frames(request))
+      return detail::concat("request ", req_id, " has no input for position ", position, ": ",
+                            request.num_prompt_tokens, " prompt rows and ", num_frames(request), " frames");
     const bool has_text = frame < request.num_text_rows;
-    DELTAIC_CHECK(has_text || request.given.is_text_complete, "request ", req_id, " has ", request.num_text_rows,
-                  " rows of text so far, frame ", frame, " needs one");
+    if (!has_text && !request.given.is_text_complete)
+      return detail::concat("request ", req_id, " has ", request.num_text_rows, " rows of text so far, frame ", frame,
+                            " needs one");
     const float* codes = request.frames.data() + frame * width;
     const float* text = has_text ? request.given.text.data() + frame * width : request.given.pad.data();
     for (std::int64_t i = 0; i < width; ++i) out[i] = codes[i] + text[i];
+    return {};
+  }
+
+  void append_text(Request& request, std::span<const float> rows, bool is_last) const {
+    request.given.text.insert(request.given.text.end(), rows.begin(), rows.end());
+    request.num_text_rows += static_cast<std::int64_t>(rows.size()) / config.hidden_size;
+    request.given.is_text_complete = is_last;
+  }
+
+  // Hands over the rows of codes from `begin` on.
+  void hand_over(const std::string& req_id, Request& request, std::int64_t begin) const {
+    const std::int64_t width = config.predictor.num_codebooks;
+    const std::int64_t count = static_cast<std::int64_t>(request.codes.size()) / width - begin;
+    if (codes_edge == nullptr || !codes_edge->is_open(req_id) || count <= 0) return;
+    const TensorView rows = make_view(request.codes.data() + begin * width, DType::i32, {count, width});
+    codes_edge->put_or_fail(req_id, kCodesKey, rows, begin);
   }
 
   TalkerConfig config;
+  std::shared_ptr<StageEdge> codes_edge;
   ThreadPool threads;
   ops::Context ctx;
   Checkpoint checkpoint;
@@ -133,15 +155,23 @@ struct Talker::Impl {
   ResizeMlp text_projection, hidden_projection;
   CodePredictor predictor;
   std::map<std::string, Request> requests;
+  std::set<std::string> changed;  // requests whose number of ready tokens is news
   std::int64_t num_predictor_calls = 0;
 
   Tensor hidden, first_code, sum, residual_codes;  // of the rows that make a frame
   std::vector<CodeRow> code_rows;
-  std::vector<std::pair<Request*, std::int32_t>> makers;  // request and its first code
+  struct Maker {  // of a row of codes
+    const StepRow* row;
+    Request* request;
+    std::int64_t frame;
+  };
+  std::vector<Maker> makers, ends;  // of frames, and of the end of speech
 };
 
-Talker::Talker(const TalkerConfig& config, const StoredTensors& tensors, int max_num_reqs, int num_threads)
-    : impl_(std::make_unique<Impl>(config, tensors, max_num_reqs, num_threads)) {}
+Talker::Talker(const TalkerConfig& config, const StoredTensors& tensors, int max_num_reqs, int max_num_tokens,
+               int num_threads, std::shared_ptr<StageEdge> codes)
+    : StageRunner(config.hidden_size, max_num_tokens),
+      impl_(std::make_unique<Impl>(config, tensors, max_num_reqs, num_threads, std::move(codes))) {}
 Talker::~Talker() = default;
 
 void Talker::add_request(const std::string& req_id, TalkerRequest request) {
@@ -153,8 +183,10 @@ void Talker::add_request(const std::string& req_id, TalkerRequest request) {
                 width);
   DELTAIC_CHECK(request.text.size() % width == 0, "the text has ", request.text.size(), " values, no rows of ", width);
   DELTAIC_CHECK(request.pad.size() == width, "pad has ", request.pad.size(), " values, wanted ", width);
+  DELTAIC_CHECK(request.end.empty() || request.end.size() == width, "end has ", request.end.size(), " values, wanted ",
+                width);
   for (const auto& [name, values] :
-       {std::pair{"prompt", &request.prompt}, {"text", &request.text}, {"pad", &request.pad}})
+       {std::pair{"prompt", &request.prompt}, {"text", &request.text}, {"pad", &request.pad}, {"end", &request.end}})
     DELTAIC_CHECK(std::all_of(values->begin(), values->end(), [](float x) { return std::isfinite(x); }), "the ", name,
                   " of request ", req_id, " is not finite");
   validate(request.sampling);
@@ -163,6 +195,7 @@ void Talker::add_request(const std::string& req_id, TalkerRequest request) {
   entry.num_prompt_tokens = static_cast<std::int64_t>(request.prompt.size() / width);
   entry.num_text_rows = static_cast<std::int64_t>(request.text.size() / width);
   entry.given = std::move(request);
+  if (!entry.given.is_text_complete) self.changed.insert(req_id);
   self.requests.emplace(req_id, std::move(entry));
 }
 
@@ -171,32 +204,70 @@ void Talker::append_text(const std::string& req_id, std::span<const float> rows,
   Request& request = impl_->find(req_id);
   DELTAIC_CHECK(!request.given.is_text_complete, "the text of request ", req_id, " is complete");
   DELTAIC_CHECK(rows.size() % width == 0, "the text has ", rows.size(), " values, no rows of ", width);
-  request.given.text.insert(request.given.text.end(), rows.begin(), rows.end());
-  request.num_text_rows += static_cast<std::int64_t>(rows.size() / width);
-  request.given.is_text_complete = is_last;
+  impl_->append_text(request, rows, is_last);
+  impl_->changed.insert(req_id);
 }
 
-void Talker::remove_request(const std::string& req_id) { impl_->requests.erase(req_id); }
-
-int Talker::num_ready_tokens(const std::string& req_id) const {
-  const Request& request = impl_->find(req_id);
-  if (request.given.is_text_complete) return -1;
-  return static_cast<int>(request.num_prompt_tokens + request.num_text_rows);
+std::vector<Delivery> Talker::take_text(StageEdge& text) {
+  Impl& self = *impl_;
+  std::vector<Delivery> rest;
+  std::vector<std::pair<Request*, std::size_t>> takers;  // and how many values each takes
+  std::vector<Request*> ended;
+  std::vector<float> hidden;
+  for (Delivery& delivery : text.take()) {
+    const auto found = self.requests.find(delivery.id);
+    const bool waits = found != self.requests.end() && !found->second.given.is_text_complete;
+    if (!waits || (delivery.end && delivery.end->status != EndStatus::ok)) {
+      rest.push_back(std::move(delivery));
+      continue;
+    }
+    self.changed.insert(delivery.id);
+    if (delivery.end) {
+      ended.push_back(&found->second);
+      continue;
+    }
+    const EdgeRows& rows = delivery.rows.at(kTextKey);
+    const std::vector<std::int64_t> wanted{self.config.text_hidden_size};
+    DELTAIC_CHECK(rows.dtype == DType::f32 && rows.row_shape == wanted, "rows of the thinker's hidden states are ",
+                  rows.row_shape.at(0), " wide, wanted ", self.config.text_hidden_size);
+    const std::int64_t begin = delivery.num_left * self.config.text_hidden_size;
+    const std::int64_t end = rows.count * self.config.text_hidden_size;
+    hidden.insert(hidden.end(), rows.as<float>() + begin, rows.as<float>() + end);
+    takers.emplace_back(&found->second,
+                        static_cast<std::size_t>((rows.count - delivery.num_left) * self.config.hidden_size));
+  }
+  const std::vector<float> projected = hidden.empty() ? hidden : project_hidden(hidden);
+  std::size_t begin = 0;
+  for (auto& [request, count] : takers) {
+    self.append_text(*request, std::span(projected).subspan(begin, count), false);
+    begin += count;
+  }
+  for (Request* request : ended) self.append_text(*request, request->given.end, true);
+  return rest;
 }
 
-int Talker::num_frames(const std::string& req_id) const {
-  return static_cast<int>(impl_->num_frames(impl_->find(req_id)));
+void Talker::hand_over(const std::string& req_id) {
+  const auto found = impl_->requests.find(req_id);
+  if (found != impl_->requests.end()) impl_->hand_over(req_id, found->second, 0);
 }
 
-std::vector<std::int32_t> Talker::codes(const std::string& req_id, int begin) const {
-  const Request& request = impl_->find(req_id);
-  const std::int64_t first = std::int64_t{begin} * impl_->config.predictor.num_codebooks;
-  DELTAIC_CHECK(begin >= 0 && first <= static_cast<std::int64_t>(request.codes.size()), "frame ", begin, " of request ",
-                req_id, ", which has ", impl_->num_frames(request));
-  return {request.codes.begin() + first, request.codes.end()};
+void Talker::remove_request(const std::string& req_id) {
+  impl_->requests.erase(req_id);
+  impl_->changed.erase(req_id);
 }
 
-bool Talker::has_failed(const std::string& req_id) const { return impl_->find(req_id).has_failed; }
+std::size_t Talker::num_requests() const { return impl_->requests.size(); }
+
+std::map<std::string, int> Talker::take_ready_tokens() {
+  std::map<std::string, int> ready;
+  for (const std::string& req_id : impl_->changed) {
+    const Request& request = impl_->find(req_id);
+    const std::int64_t count = request.num_prompt_tokens + request.num_text_rows;
+    ready[req_id] = request.given.is_text_complete ? -1 : static_cast<int>(count);
+  }
+  impl_->changed.clear();
+  return ready;
+}
 
 std::vector<float> Talker::text_rows(std::span<const std::int32_t> text_ids) const {
   return project_text(impl_->embed(impl_->text_embedding, "text_embedding", text_ids));
@@ -236,25 +307,27 @@ std::vector<float> Talker::frame_rows(std::span<const std::int32_t> codes) const
 const TalkerConfig& Talker::config() const { return impl_->config; }
 std::int64_t Talker::num_predictor_calls() const { return impl_->num_predictor_calls; }
 
-void Talker::before_forward(const StepView& step) {
-  const std::int64_t width = impl_->config.hidden_size;
-  for (const StepRow& row : step.rows) {
-    const Request& request = impl_->find(row.req_id);
-    for (int i = 0; i < row.num_tokens; ++i)
-      impl_->write_input(request, row.req_id, row.num_computed_tokens + i,
-                         step.inputs_embeds.as<float>() + (row.first_token + i) * width);
+std::optional<std::string> Talker::preprocess(std::span<const StepRow> rows, bool /*is_batched*/, TensorView /*ids*/,
+                                              TensorView embeds) {
+  float* out = embeds.as<float>();
+  for (const StepRow& row : rows) {
+    const auto found = impl_->requests.find(row.req_id);
+    if (found == impl_->requests.end()) return detail::concat("the talker has no request ", row.req_id);
+    for (int i = 0; i < row.num_tokens; ++i, out += impl_->config.hidden_size)
+      if (auto why = impl_->write_input(found->second, row.req_id, row.num_computed_tokens + i, out)) return why;
   }
+  return {};
 }
 
 void Talker::after_sample(const StepView& step, std::span<const std::int32_t> token_ids) {
   Impl& self = *impl_;
   const std::int64_t width = self.config.hidden_size;
   const int num_codebooks = self.config.predictor.num_codebooks;
-  self.code_rows.clear(), self.makers.clear();
+  self.code_rows.clear(), self.makers.clear(), self.ends.clear();
   std::vector<std::int32_t> first_codes;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRow& row = step.rows[i];
-    if (token_ids[i] < 0) continue;
+    if (token_ids[i] < 0 || has_failed(row.req_id)) continue;
     Request& request = self.find(row.req_id);
     // A token that was sampled and thrown away by a preemption is sampled again.
     const std::int64_t frame = row.seq_len() - request.num_prompt_tokens;
@@ -262,17 +335,32 @@ void Talker::after_sample(const StepView& step, std::span<const std::int32_t> to
                   ", it has ", self.num_frames(request));
     request.frames.resize(static_cast<std::size_t>(frame * width));
     request.codes.resize(static_cast<std::size_t>(frame * num_codebooks));
-    if (token_ids[i] >= self.config.predictor.decoder.vocab_size) continue;  // a control token makes no frame
+    if (token_ids[i] >= self.config.predictor.decoder.vocab_size) {  // a control token: codes of nothing behind it
+      request.codes.push_back(token_ids[i]);
+      request.codes.resize(static_cast<std::size_t>((frame + 1) * num_codebooks));
+      self.ends.emplace_back(&row, &request, frame);
+      continue;
+    }
     const auto index = static_cast<std::int64_t>(self.makers.size());
     const float* last = step.hidden.as<float>() + (row.first_token + row.num_tokens - 1) * width;
     std::copy_n(last, width, self.hidden.as<float>() + index * width);
     self.code_rows.push_back(
         {.sampling = request.given.sampling, .seed = request.seed, .frame = static_cast<std::uint64_t>(frame)});
-    self.makers.emplace_back(&request, token_ids[i]);
+    self.makers.emplace_back(&row, &request, frame);
     first_codes.push_back(token_ids[i]);
   }
+  if (!self.makers.empty()) make_frames(first_codes);
+  // A full edge is given all rows when the request ends.
+  if (self.codes_edge == nullptr || self.codes_edge->mode().is_full) return;
+  for (const auto* group : {&self.makers, &self.ends})
+    for (const auto& [row, request, frame] : *group) self.hand_over(row->req_id, *request, frame);
+}
+
+void Talker::make_frames(std::span<const std::int32_t> first_codes) {
+  Impl& self = *impl_;
+  const std::int64_t width = self.config.hidden_size;
+  const int num_codebooks = self.config.predictor.num_codebooks;
   const auto count = static_cast<std::int64_t>(self.makers.size());
-  if (count == 0) return;
   const TensorView first = self.first_code.view().slice(0, count), sum = self.sum.view().slice(0, count),
                    residual = self.residual_codes.view().slice(0, count);
   ops::embedding(self.ctx, view_of(first_codes), self.codec_embedding, first);
@@ -280,10 +368,13 @@ void Talker::after_sample(const StepView& step, std::span<const std::int32_t> to
   const std::vector<bool> is_finite =
       self.predictor.predict(self.hidden.view().slice(0, count), first, self.code_rows, residual, sum);
   for (std::int64_t i = 0; i < count; ++i) {
-    auto& [request, code] = self.makers[static_cast<std::size_t>(i)];
-    request->has_failed |= !is_finite[static_cast<std::size_t>(i)];
+    const auto& [row, request, frame] = self.makers[static_cast<std::size_t>(i)];
+    if (!is_finite[static_cast<std::size_t>(i)]) {  // its codes are no sound
+      fail(row->req_id, "the residual codes' logits are not finite");
+      continue;
+    }
     request->frames.insert(request->frames.end(), sum.as<float>() + i * width, sum.as<float>() + (i + 1) * width);
-    request->codes.push_back(code);
+    request->codes.push_back(first_codes[static_cast<std::size_t>(i)]);
     const std::int32_t* others = residual.as<std::int32_t>() + i * (num_codebooks - 1);
     request->codes.insert(request->codes.end(), others, others + num_codebooks - 1);
   }

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from deltaic import _core
 from deltaic.stages.payload import Key
 
 
@@ -18,7 +19,8 @@ class Full:
 class Chunked:
     """An edge that hands over rows as they come: `first` of them at once, then `size` a chunk.
 
-    `left_context` rows before a chunk are given again, for a target without a state of its own.
+    `left_context` rows before a chunk are given again: the target then decodes each chunk anew, with no state of its
+    own but what these rows give it.
     """
 
     first: int
@@ -33,14 +35,6 @@ class Chunked:
             if value < least:
                 raise ValueError(f"{name} of a chunked edge must be at least {least}, got {value}")
 
-    def num_ready(self, num_sent: int, num_rows: int, *, is_last: bool) -> int:
-        """Return how many of `num_rows` rows may leave now, given that `num_sent` have left."""
-        if is_last:
-            return num_rows - num_sent
-        if num_sent == 0:
-            return self.first if num_rows >= self.first else 0
-        return (num_rows - num_sent) // self.size * self.size
-
 
 @dataclass(frozen=True, slots=True)
 class Edge:
@@ -50,6 +44,21 @@ class Edge:
     target: str
     keys: tuple[Key, ...]
     mode: Full | Chunked = Full()
+
+    def make(self, *, deadline_s: float | None = None, replace_keys: Iterable[Key] = ()) -> _core.StageEdge:
+        """Return the edge that stages put into and take from."""
+        mode = _core.EdgeMode()
+        if isinstance(self.mode, Chunked):
+            mode = _core.EdgeMode(
+                is_full=False, first=self.mode.first, size=self.mode.size, left_context=self.mode.left_context
+            )
+        return _core.StageEdge(
+            mode,
+            name=f"{self.source} -> {self.target}",
+            keys=list(self.keys),
+            replace_keys=list(replace_keys),
+            deadline_s=deadline_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

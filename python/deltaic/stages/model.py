@@ -28,7 +28,7 @@ class Traits:
     gpu_resident_keys: tuple[Key, ...] = ()
     replace_keys: tuple[Key, ...] = ()  # of the hand-over: the latest value instead of all rows
     replaces_session_payload: bool = False  # a new segment's payload takes the place of the old one
-    payload_at_request_end: bool = False
+    payload_at_request_end: bool = False  # hands over once, by make_payload, instead of by postprocess in each step
     has_multimodal_outputs: bool = False
     wants_step_metadata: bool = False
     wants_request_info: bool = False
@@ -115,6 +115,17 @@ class StageModel:
         """Return what the forward of one row gives: hidden states, or a StageOutput with a payload for the next stage.
 
         hidden is memory of the step; what is to be kept must be copied.
+        """
+        raise NotImplementedError
+
+    def make_payload(self, req_id: str, payload: Payload) -> Any:
+        """Return what a request hands over when it ends; of models that declare payload_at_request_end."""
+        raise NotImplementedError
+
+    def positions(self, input_tokens: IntArray) -> Any:
+        """Return the rotary positions of a prompt, [num_tokens]; tokens behind it count on from the last.
+
+        A subclass names what more it needs of the request's info, or takes any keyword.
         """
         raise NotImplementedError
 

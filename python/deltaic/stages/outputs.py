@@ -62,11 +62,14 @@ class StepOutputs:
         self._sides = tuple({name: np.empty_like(array) for name, array in capture.items()} for _ in range(2))
         self._step = -1
 
-    def publish(self, req_ids: Sequence[str]) -> OutputRows:
-        """Take the rows of the step that just ran. The view is valid until the second step after it."""
+    def publish(self, req_ids: Sequence[str], written: Mapping[str, Array] | None = None) -> OutputRows:
+        """Take the rows of the step that just ran. The view is valid until the second step after it.
+
+        written: where the step wrote, if not to the arrays of the capture.
+        """
         self._step += 1
         side, count = self._sides[self._step % 2], len(req_ids)
-        for name, array in self._source.items():
+        for name, array in (self._source if written is None else written).items():
             side[name][:count] = array[:count]
         return OutputRows(self._step, tuple(req_ids), {name: array[:count] for name, array in side.items()})
 

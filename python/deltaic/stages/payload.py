@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltaic import _core
+
 logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
@@ -96,6 +98,40 @@ def to_host(value: Any) -> Array:
     if hasattr(value, "cpu"):
         value = value.cpu()
     return np.array(value, copy=True, order="C")
+
+
+def hand_over(edge: _core.StageEdge, req_id: str, payload: Mapping[str, Any], request: Any = None) -> None:
+    """Put what an edge carries of a payload into it; None is passed over.
+
+    Tensors of rank 2 and more are rows, which are appended; of everything else, and of the keys that the edge replaces,
+    the latest stays. Nothing is judged by its content: rows of zeros are rows.
+    """
+    if request is not None:
+        edge.set_request(req_id, request)
+    for section, name, value in _leaves(payload):
+        key = (section, name)
+        if value is None or not edge.carries(key):
+            continue
+        if not is_tensor(value):
+            edge.set(req_id, key, value)
+        elif len(value.shape) < 2 or edge.replaces(key):
+            edge.set(req_id, key, to_host(value))
+        else:
+            edge.put(req_id, key, value if isinstance(value, np.ndarray) else to_host(value))
+
+
+def crop_codes(
+    rows: npt.NDArray[Any], token_ids: npt.NDArray[Any], *, codebook_size: int = 2048
+) -> npt.NDArray[np.int32]:
+    """Return the frames of rows that belong to output tokens: the consumer's side of a hand-over.
+
+    Of the last rows, one a token, those whose token is a code and whose codes are all in range.
+    """
+    count = min(len(rows), len(token_ids))
+    frames = np.asarray(rows, dtype=np.int32)[len(rows) - count :]
+    ids = np.asarray(token_ids, dtype=np.int64)[len(token_ids) - count :]
+    keep = (ids >= 0) & (ids < codebook_size) & ((frames >= 0) & (frames < codebook_size)).all(axis=1)
+    return frames[keep]
 
 
 def serialize(payload: Mapping[str, Any] | None, keys: Iterable[Key]) -> bytes:

@@ -1,4 +1,4 @@
-"""Preprocessing of a step for models written in Python: plan, validate, commit. The reference backend, on the CPU."""
+"""Runs a model written in Python as a stage: its hooks, its requests' payloads, and what passes over its edges."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 
 from deltaic import _core
 from deltaic.stages.model import IntArray, Preprocessed, StageModel, StepMetadata
-from deltaic.stages.payload import PayloadBuffers
+from deltaic.stages.mrope import filter_position_arguments
+from deltaic.stages.outputs import StepOutputs, extract_multimodal, restore_output
+from deltaic.stages.payload import PayloadBuffers, hand_over
 from deltaic.stages.predictor import PredictorDriver, PredictorSampling
-from deltaic.stages.session import Envelope, PayloadInbox, Updates, with_request_info
+from deltaic.stages.session import Envelope, Updates, with_request_info
 
 
 @dataclass(slots=True)
@@ -22,34 +24,27 @@ class StageRequest:
     req_id: str
     seed: int | None = None  # the request's own, never a deployment's
     info: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class StepResult:
-    """The inputs of the forward: views of the runner's persistent buffers, and the requests that fell out."""
-
-    ids: IntArray
-    embeds: Any
-    plan: _core.RowPlan
-    failures: dict[str, str]  # req_id -> error; their rows are zeros
+    prompt_positions: Any = None  # of models with a positions hook
 
 
 @dataclass(slots=True)
 class _Staged:
-    """What the hooks made of one row."""
+    """What a hook made of one row."""
 
-    ids: IntArray
-    embeds: Any
     update: Mapping[str, Any]
+    id: int  # of its first token
+    embed: Any
     last_hidden: Any = None
     text_step: Any = None
+    codes: Any = None
 
 
-class StageRunner:
-    """Runs the hooks of one model over the rows of a step.
+class StageRunner(_core.StageRunner):
+    """Runs the hooks of one model over the rows of a step; the hook of the ModelRunner that has the model's decoder.
 
-    Everything a hook returns is checked before anything is written, so a step that raises has changed nothing. A hook
-    that raises for a row fails that row's request alone.
+    The plan, the order of the hooks and the commit are those of every stage, native ones too: see
+    cpp/src/stages/stage_runner.h. `source` is the edge that the model's payloads come over, `target` the one that it
+    hands over to: by postprocess in each step, or by make_payload when a request ends.
     """
 
     def __init__(
@@ -63,15 +58,28 @@ class StageRunner:
         sampling: PredictorSampling | None = None,
         graph_wrapper: Callable[[], Callable[[Any], Any]] | None = None,
         keys: tuple[tuple[str, str], ...] = (),
+        source: _core.StageEdge | None = None,
+        target: _core.StageEdge | None = None,
+        has_prefix_cache: bool = False,
+        on_payload: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
+        super().__init__(hidden_size, max_num_tokens)
         self.model = model
-        self.ids = np.zeros(max_num_tokens, np.int32)
-        self.embeds = np.zeros((max_num_tokens, hidden_size), np.float32)
         self.buffers = PayloadBuffers(model.traits.gpu_resident_keys)
-        self.inbox = PayloadInbox()
+        self.source, self.target = source, target
+        self.on_payload = on_payload  # is told of what a step gives the client
         self._updates = Updates(self.buffers, keys, model.traits.replaces_session_payload)
         self._requests: dict[str, StageRequest] = {}
+        self._staged: dict[str, _Staged] = {}  # by request, of the step that is being prepared
+        self._failures: dict[str, str] = {}  # beside those of preprocessing
+        self._failed: set[str] = set()  # all that take_failures has not told yet
+        self._outputs: StepOutputs | None = None
         self._has_batched_hook = model.has_hook("preprocess_decodes")
+        self.defers_payload = self._defers(has_prefix_cache)
+        maker = "make_payload" if self.defers_payload else "postprocess"
+        self.makes_payload = model.has_hook(maker) and (target is not None or on_payload is not None)
+        if target is not None and not model.has_hook(maker):
+            raise ValueError(f"{type(model).__name__} has no {maker}, and an edge waits for what it makes")
         self.predictor: PredictorDriver | None = None
         if model.has_hook("predict_codes"):
             self.predictor = PredictorDriver(
@@ -83,66 +91,203 @@ class StageRunner:
                 graph_wrapper=graph_wrapper,
             )
 
+    def _defers(self, has_prefix_cache: bool) -> bool:
+        """Return whether payloads stay where they are until their request ends.
+
+        A prefix cache needs the rows of each step, and an edge in chunks hands over as it goes.
+        """
+        if not self.model.traits.payload_at_request_end or has_prefix_cache:
+            return False
+        return self.target is not None and bool(self.target.mode.is_full)
+
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def add_request(
-        self, req_id: str, payload: object = None, *, seed: int | None = None, info: Mapping[str, Any] | None = None
+        self,
+        req_id: str,
+        payload: object = None,
+        *,
+        seed: int | None = None,
+        info: Mapping[str, Any] | None = None,
+        token_ids: IntArray | None = None,
     ) -> None:
-        """Begin a request with its conditioning, as bytes of serialize or a dict."""
-        self._requests[req_id] = StageRequest(req_id, seed, info or {})
+        """Begin a request with its conditioning, as bytes of serialize or a dict; what came early for it is taken.
+
+        token_ids: its prompt, of which a model with a positions hook tells the positions.
+        """
+        request = StageRequest(req_id, seed, info or {})
+        if self.model.has_hook("positions") and token_ids is not None:
+            request.prompt_positions = self._positions_of(request, token_ids)
+        self._requests[req_id] = request
         self.buffers.add(req_id)
         self._updates.apply([Envelope(req_id, payload)])
+        if self.source is not None:
+            self.source.open(req_id)
+
+    def extend_prompt(self, req_id: str, token_ids: IntArray) -> None:
+        """Tell that a running request's prompt has grown: its positions are made anew."""
+        request = self._requests[req_id]
+        if self.model.has_hook("positions"):
+            request.prompt_positions = self._positions_of(request, token_ids)
 
     def update_requests(self, envelopes: Sequence[Envelope]) -> None:
         """Apply what arrived for live requests."""
         self._updates.apply(envelopes)
 
-    def finish_request(self, req_id: str) -> None:
-        """Forget a request and all that is kept for it."""
+    def finish_request(self, req_id: str, error: str | None = None) -> None:
+        """Forget a request and all that is kept for it; its end goes over the edge, behind what it made."""
+        payload = self.buffers.get(req_id)
+        if self.defers_payload and error is None and payload is not None:
+            self._give(req_id, self.model.make_payload(req_id, payload), None)
+        if self.target is not None:
+            self.target.end(req_id, _core.EndStatus.error if error else _core.EndStatus.ok, error or "")
         self._requests.pop(req_id, None)
+        self._failed.discard(req_id)
         self.buffers.remove(req_id)
-        self.inbox.discard(req_id)
+        if self.source is not None:
+            self.source.forget(req_id)
         if self.predictor is not None:
             self.predictor.streams.remove(req_id)
         self.model.on_finished(req_id)
 
+    def take_failures(self) -> dict[str, str]:
+        """Return the requests that failed since the last call, and why: the caller aborts them."""
+        failures: dict[str, str] = super().take_failures() | self._failures
+        self._failures = {}
+        self._failed.clear()
+        return failures
+
     # ---- a step ---------------------------------------------------------------------------------------------------
 
-    def preprocess(self, rows: Sequence[_core.StepRow], ids: IntArray) -> StepResult:
-        """Fill the persistent ids and embeddings of a step's tokens; rows behind them stay as they are.
+    def before_forward(self, step: _core.StepView) -> None:
+        """Take the payloads that have come for the step's requests, then prepare it."""
+        self.take_payloads()
+        super().before_forward(step)
 
-        RuntimeError for rows that overlap or leave gaps, ValueError for a hook that returns the wrong number of rows;
-        nothing has changed then.
-        """
-        num_tokens = len(ids)
-        plan = _core.plan_rows(
-            rows, num_tokens, has_batched_hook=self._has_batched_hook, has_predictor=self.predictor is not None
-        )
+    def take_payloads(self) -> None:
+        """Merge what has come over the source edge for requests that have begun; for others it stays parked there."""
+        if self.source is None:
+            return
+        for delivery in self.source.take():
+            if delivery.status is None:
+                self.buffers.merge(delivery.id, delivery.payload)
+            elif delivery.status != _core.EndStatus.ok and delivery.id in self._requests:
+                self._fail(delivery.id, delivery.error or "the stage before it was cancelled")
+
+    def has_batched_hook(self) -> bool:
+        return self._has_batched_hook
+
+    def has_predictor(self) -> bool:
+        return self.predictor is not None
+
+    def preprocess_rows(self, rows: list[_core.StepRow], is_batched: bool, ids: Any, embeds: Any) -> str | None:
         payloads = [self._payload_of(row) for row in rows]
-        failures: dict[str, str] = {}
-        staged: dict[int, _Staged] = {}
-        for run in plan.runs:
-            indices = range(run.first_row, run.first_row + run.num_rows)
-            self._run_hooks([(i, rows[i], payloads[i]) for i in indices], ids, run.is_batched, staged, failures)
-        codes = self._predict([i for i in plan.predictor_rows if i in staged], rows, staged)
-        self._commit(rows, ids, staged, codes, failures)
-        return StepResult(self.ids[:num_tokens], self.embeds[:num_tokens], plan, failures)
+        try:
+            if is_batched:
+                result = self.model.preprocess_decodes(rows, ids.copy(), payloads)
+            else:
+                result = self.model.preprocess(rows[0], ids.copy(), payloads[0])
+        except Exception as error:
+            if len(rows) == 1:
+                self._failed.add(rows[0].req_id)
+            return f"{type(error).__name__}: {error}"
+        self._check(result, embeds.shape, len(rows))
+        if not self.model.traits.hides_ids:
+            ids[:] = result.ids
+        embeds[:] = result.embeds
+        begin = rows[0].first_token
+        for index, row in enumerate(rows):
+            token = row.first_token - begin
+            one = _Staged(result.updates[index], int(result.ids[token]), result.embeds[token])
+            if result.last_hidden is not None and result.text_step is not None:
+                one.last_hidden, one.text_step = result.last_hidden[index], result.text_step[index]
+            self._staged[row.req_id] = one
+        return None
 
-    def begin_step(self, rows: Sequence[_core.StepRow], positions: Any) -> None:
-        """Tell a model that wants it which request each row belongs to."""
+    def predict_rows(self, rows: list[_core.StepRow], embeds: Any) -> None:
+        predictor = self.predictor
+        assert predictor is not None
+        for index, row in enumerate(rows):
+            one = self._staged[row.req_id]
+            if one.last_hidden is None or one.text_step is None:
+                raise ValueError(
+                    f"decode preprocessing of request {row.req_id!r} returned no last hidden state and text "
+                    "step for the code predictor"
+                )
+            predictor.ids[index] = one.id
+            predictor.embeds[index] = one.embed
+            predictor.last_hidden[index] = one.last_hidden
+            predictor.text_step[index] = one.text_step
+        req_ids = [row.req_id for row in rows]
+        seeds = [self._requests[req_id].seed if req_id in self._requests else None for req_id in req_ids]
+        embeds[:], codes = predictor.run(req_ids, seeds)
+        for index, req_id in enumerate(req_ids):
+            self._staged[req_id].codes = codes[index : index + 1]
+
+    def commit_rows(self, rows: list[_core.StepRow]) -> None:
+        section, name = self.model.traits.codes_key
+        for row in rows:
+            one = self._staged[row.req_id]
+            self.buffers.merge(row.req_id, one.update)
+            if one.codes is not None:
+                self.buffers.merge(row.req_id, {section: {name: one.codes}})
+        self._staged.clear()
+
+    def begin_step(self, step: _core.StepView) -> None:
+        """Tell a model that wants it which request each row belongs to, and write the positions that it asks for."""
+        rows: Sequence[_core.StepRow] = step.rows
+        if self.model.has_hook("positions"):
+            self._write_positions(rows, step.positions)
         if not (self.model.traits.wants_step_metadata and self.model.has_hook("begin_step")):
             return
-        num_tokens = sum(row.num_tokens for row in rows)
-        starts = [row.first_token for row in rows]
+        num_tokens = len(step.input_ids)
         self.model.begin_step(
             StepMetadata(
                 req_ids=tuple(row.req_id for row in rows),
                 ids=self.ids[:num_tokens],
-                positions=positions,
+                positions=step.positions,
                 embeds=self.embeds[:num_tokens],
-                query_start_loc=np.asarray([*starts, num_tokens], np.int32),
+                query_start_loc=np.asarray([*(row.first_token for row in rows), num_tokens], np.int32),
             )
         )
+
+    def after_forward(self, step: _core.StepView) -> None:
+        """Hand over what the model makes of the rows of the step."""
+        if not self.makes_payload or self.defers_payload:
+            return
+        if self._outputs is None:  # of the most tokens that a step can have
+            capture = np.empty((len(self.ids), step.hidden.shape[1]), np.float32)
+            self._outputs = StepOutputs({"hidden": capture})
+        traits = self.model.traits
+        req_ids = [row.req_id for row in step.rows for _ in range(row.num_tokens)]
+        hidden = self._outputs.publish(req_ids, {"hidden": step.hidden}).fields["hidden"]
+        for row in step.rows:
+            if row.req_id in self._failed:
+                continue
+            tokens = slice(row.first_token, row.first_token + row.num_tokens)
+            payload = self.buffers.get(row.req_id)
+            try:
+                result = self.model.postprocess(row, hidden[tokens], payload if payload is not None else {})
+                self._give(row.req_id, result, row, has_multimodal_outputs=traits.has_multimodal_outputs)
+            except Exception as error:
+                self._fail(row.req_id, f"{type(error).__name__}: {error}")
+
+    # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, req_id: str, why: str) -> None:
+        self._failures[req_id] = why
+        self._failed.add(req_id)
+
+    def _give(self, req_id: str, result: Any, row: Any, *, has_multimodal_outputs: bool = True) -> None:
+        """Give the payload of a result to the next stage and to the client: the same object, made once."""
+        result = restore_output(result, has_multimodal_outputs=has_multimodal_outputs)
+        _, payload = extract_multimodal(result, has_multimodal_outputs=has_multimodal_outputs)
+        if not payload:
+            return
+        if self.target is not None:
+            hand_over(self.target, req_id, payload, row)
+        if self.on_payload is not None:
+            self.on_payload(req_id, payload)
 
     def _payload_of(self, row: _core.StepRow) -> dict[str, Any]:
         """Return what a hook sees of a request: its payload and the runner's facts, which win over stale ones."""
@@ -158,38 +303,8 @@ class StageRunner:
         seen = with_request_info(payload or {}, row.req_id, info, wanted=self.model.traits.wants_request_info)
         return {**seen, **facts}
 
-    def _run_hooks(
-        self,
-        group: list[tuple[int, _core.StepRow, dict[str, Any]]],
-        ids: IntArray,
-        is_batched: bool,
-        staged: dict[int, _Staged],
-        failures: dict[str, str],
-    ) -> None:
-        first, last = group[0][1], group[-1][1]
-        span = ids[first.first_token : last.first_token + last.num_tokens]
-        try:
-            if is_batched:
-                result = self.model.preprocess_decodes([row for _, row, _ in group], span, [p for _, _, p in group])
-            else:
-                result = self.model.preprocess(first, span, group[0][2])
-        except Exception as error:
-            if len(group) == 1:
-                failures[first.req_id] = f"{type(error).__name__}: {error}"
-                return
-            for member in group:  # find the request that it is about
-                self._run_hooks([member], ids, True, staged, failures)
-            return
-        self._check(result, len(span), len(group))
-        for position, (index, row, _) in enumerate(group):
-            begin = row.first_token - first.first_token
-            tokens = slice(begin, begin + row.num_tokens)
-            one = _Staged(result.ids[tokens], result.embeds[tokens], result.updates[position])
-            if result.last_hidden is not None and result.text_step is not None:
-                one.last_hidden, one.text_step = result.last_hidden[position], result.text_step[position]
-            staged[index] = one
-
-    def _check(self, result: Preprocessed, num_tokens: int, num_rows: int) -> None:
+    def _check(self, result: Preprocessed, shape: tuple[int, int], num_rows: int) -> None:
+        num_tokens = shape[0]
         wanted = (("ids", result.ids, num_tokens), ("embeddings", result.embeds, num_tokens))
         for what, given, count in (*wanted, ("updates", result.updates, num_rows)):
             if len(given) != count:
@@ -203,56 +318,29 @@ class StageRunner:
                 raise ValueError(
                     f"decode preprocessing returned an update that is a {type(update).__name__}, not a dict"
                 )
-        if np.shape(result.embeds)[1:] != self.embeds.shape[1:]:
+        if np.shape(result.embeds) != shape:
             raise ValueError(
-                f"decode preprocessing returned embeddings of {np.shape(result.embeds)[1:]}, wanted "
-                f"{self.embeds.shape[1:]}"
+                f"decode preprocessing returned embeddings of {np.shape(result.embeds)[1:]}, wanted {shape[1:]}"
             )
         for what, rows in (("last hidden states", result.last_hidden), ("text steps", result.text_step)):
             if rows is not None and len(rows) != num_rows:
                 raise ValueError(f"decode preprocessing returned {len(rows)} {what} for {num_rows}")
 
-    def _predict(
-        self, indices: list[int], rows: Sequence[_core.StepRow], staged: dict[int, _Staged]
-    ) -> dict[int, tuple[Any, Any]]:
-        """Run the predictor once for all its rows; return next embedding and codes by row."""
-        predictor = self.predictor
-        if predictor is None or not indices:
-            return {}
-        for position, index in enumerate(indices):
-            one = staged[index]
-            if one.last_hidden is None or one.text_step is None:
-                raise ValueError(
-                    f"decode preprocessing of request {rows[index].req_id!r} returned no last hidden state and text "
-                    "step for the code predictor"
-                )
-            predictor.ids[position] = one.ids[0]
-            predictor.embeds[position] = one.embeds[0]
-            predictor.last_hidden[position] = one.last_hidden
-            predictor.text_step[position] = one.text_step
-        req_ids = [rows[index].req_id for index in indices]
-        seeds = [self._requests[req_id].seed if req_id in self._requests else None for req_id in req_ids]
-        embeds, codes = predictor.run(req_ids, seeds)
-        return {index: (embeds[i], codes[i : i + 1]) for i, index in enumerate(indices)}
+    def _positions_of(self, request: StageRequest, token_ids: IntArray) -> Any:
+        arguments = filter_position_arguments(self.model.positions, dict(request.info))
+        positions = np.asarray(self.model.positions(token_ids, **arguments), np.int64)
+        if positions.shape != (len(token_ids),):
+            raise ValueError(f"positions returned {positions.shape}, wanted ({len(token_ids)},)")
+        return positions
 
-    def _commit(
-        self,
-        rows: Sequence[_core.StepRow],
-        ids: IntArray,
-        staged: dict[int, _Staged],
-        codes: dict[int, tuple[Any, Any]],
-        failures: dict[str, str],
-    ) -> None:
-        section, name = self.model.traits.codes_key
-        for index, row in enumerate(rows):
-            tokens = slice(row.first_token, row.first_token + row.num_tokens)
-            one = staged.get(index)
-            if one is None:
-                self.ids[tokens], self.embeds[tokens] = ids[tokens], 0.0
+    def _write_positions(self, rows: Sequence[_core.StepRow], positions: Any) -> None:
+        for row in rows:
+            request = self._requests.get(row.req_id)
+            if request is None or request.prompt_positions is None:
                 continue
-            self.ids[tokens] = ids[tokens] if self.model.traits.hides_ids else one.ids
-            self.embeds[tokens] = one.embeds
-            self.buffers.merge(row.req_id, one.update)
-            if index in codes:
-                self.embeds[row.first_token] = codes[index][0]
-                self.buffers.merge(row.req_id, {section: {name: codes[index][1]}})
+            prompt = request.prompt_positions
+            counts = row.num_computed_tokens + np.arange(row.num_tokens)
+            behind = np.maximum(counts - len(prompt) + 1, 0)
+            positions[row.first_token : row.first_token + row.num_tokens] = (
+                prompt[np.minimum(counts, len(prompt) - 1)] + behind
+            )

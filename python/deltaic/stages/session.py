@@ -48,29 +48,6 @@ class Updates:
         self.buffers.merge(req_id, {"meta": {"num_processed_tokens": 0, "resumable": True}})
 
 
-class PayloadInbox:
-    """Payloads of other stages that came before their request could take them."""
-
-    def __init__(self) -> None:
-        self._parked: dict[str, list[Mapping[str, Any]]] = {}
-
-    def put(self, req_id: str, payload: Mapping[str, Any]) -> None:
-        self._parked.setdefault(req_id, []).append(payload)
-
-    def sync(self, buffers: PayloadBuffers, active: Iterable[str], held_back: Iterable[str] = ()) -> None:
-        """Move payloads into the buffers of active requests that nothing holds back; the others stay parked."""
-        for req_id in set(active) - set(held_back):
-            for payload in self._parked.pop(req_id, ()):
-                buffers.add(req_id)
-                buffers.merge(req_id, payload)
-
-    def discard(self, req_id: str) -> None:
-        self._parked.pop(req_id, None)
-
-    def __contains__(self, req_id: str) -> bool:
-        return req_id in self._parked
-
-
 def with_request_info(
     payload: dict[str, Any], req_id: str, request: Mapping[str, Any] | None, *, wanted: bool
 ) -> dict[str, Any]:

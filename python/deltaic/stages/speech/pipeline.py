@@ -19,20 +19,30 @@ from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
 from deltaic.request import EngineOutput
 from deltaic.sampling_params import SamplingParams
-from deltaic.stages.channel import Channels, Clock, End
 from deltaic.stages.graph import Chunked, Full
 from deltaic.stages.model import FloatArray, IntArray
+from deltaic.stages.payload import crop_codes
 from deltaic.stages.speech.audio import SilenceTrimmer
 from deltaic.stages.speech.config import SpeechConfig, load_speech_config
 from deltaic.stages.speech.memory import StageBudget, check_budgets
 from deltaic.stages.speech.params import SpeechParams
 from deltaic.stages.speech.prompt import NUM_END_TOKENS, NUM_ROLE_TOKENS, Prompt, PromptBuilder
 from deltaic.stages.speech.stage_engine import StageSizes, make_stage_engine
-from deltaic.stages.speech.utterance import DEFAULT_CHUNK, AudioChunk, AudioFinishReason, Utterance, speech_graph
+from deltaic.stages.speech.utterance import (
+    CODES,
+    DEFAULT_CHUNK,
+    TEXT,
+    AudioChunk,
+    AudioFinishReason,
+    Utterance,
+    speech_graph,
+)
 from deltaic.stages.speech.voices import ReferenceCache
 from deltaic.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+NO_SOUND: FloatArray = np.zeros(0, np.float32)
 
 
 class SpeechPipeline:
@@ -58,7 +68,7 @@ class SpeechPipeline:
         timeout_s: float | None = 600.0,
         stall_timeout_s: float | None = None,
         poison_caches: bool = False,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if device not in ("auto", "cpu"):
             raise _core.Unsupported(f"device is {device!r}: stages run on the CPU alone, use 'cpu' or 'auto'")
@@ -84,17 +94,25 @@ class SpeechPipeline:
             check_budgets(self._budgets(sizes, talker_tensors, codec_tensors), memory_bytes)
             sizes = replace(sizes, num_blocks=sizes.most_blocks())  # what was counted is what is taken
 
-        self.talker = _core.Talker(config.talker, talker_tensors, max_num_seqs, num_threads)
+        self.graph = speech_graph(has_thinker=config.thinker_folder is not None, chunk=chunk)
+        edges = {edge.source: edge.make(deadline_s=stall_timeout_s) for edge in self.graph.edges}
+        self.codes: _core.StageEdge = edges["talker"]
+        self.text: _core.StageEdge | None = edges.get("thinker")
+        self.talker = _core.Talker(
+            config.talker,
+            talker_tensors,
+            max_num_reqs=max_num_seqs,
+            max_num_tokens=max_num_batched_tokens,
+            num_threads=num_threads,
+            codes=self.codes,
+        )
         decoder_tensors = talker_tensors.as_text_model("model.codec_embedding.weight", "codec_head.weight")
         self.talker_engine = make_stage_engine(config.talker_model, decoder_tensors, sizes, self.talker)
         self.codec = _core.CodecDecoder(config.codec, codec_tensors, num_threads)
         self.references = ReferenceCache(self.codec)
         self.prompts = PromptBuilder(config, self.talker)
-        self.graph = speech_graph(has_thinker=config.thinker_folder is not None, chunk=chunk)
-        self._chunk = self.graph.incoming("code2wav")[0].mode
         self.tokenizer: Tokenizer | None = load_tokenizer(config.folder)
         self.thinker_engine: Engine | None = None
-        self._tap = _core.HiddenTap(config.hidden_layer)
         self._thinker_eos_ids: list[int] = []
         if config.thinker_folder is not None:
             thinker = _core.load_model_config(config.thinker_folder)
@@ -111,8 +129,7 @@ class SpeechPipeline:
                     num_threads=num_threads,
                 ),
             )
-            self.thinker_engine.runner.set_step_hook(self._tap)
-        self._channels = Channels(deadline_s=stall_timeout_s, clock=clock)
+            self.thinker_engine.runner.set_step_hook(_core.HiddenTap(config.hidden_layer, edges["thinker"], TEXT))
         self._live: dict[str, Utterance] = {}  # by request id
         self._by_key: dict[str, Utterance] = {}
         self._generations = itertools.count()
@@ -153,8 +170,8 @@ class SpeechPipeline:
     def add_rows(self, request_id: str, prompt: Prompt, params: SpeechParams | None = None) -> None:
         """Queue an utterance by the rows of its prompt: of a thinker that runs elsewhere, say."""
         params = self._checked(request_id, params or self.default_params())
-        with self._begin(request_id, 0, params) as utterance:
-            self._start_talker(utterance.key, prompt.rows, prompt.text, prompt.pad, params, is_text_complete=True)
+        with self._begin(request_id, params) as utterance:
+            self._start_talker(utterance.key, prompt.rows, prompt.text, prompt.pad, params)
 
     def default_params(self) -> SpeechParams:
         return SpeechParams(max_frames=self.max_frames)
@@ -187,20 +204,24 @@ class SpeechPipeline:
     def step(self) -> list[AudioChunk]:
         """Step each stage once; return what is new."""
         now = self._clock()
+        for edge in (self.text, self.codes):
+            if edge is not None:
+                edge.advance(now)
         for utterance in list(self._live.values()):
             if now >= utterance.expires_at:
                 limit = utterance.params.timeout_s or self._timeout_s
                 self._end(utterance, "error", f"the utterance did not end within {limit:.1f} s")
-        if self.thinker_engine is not None:
-            self._step_thinker(self.thinker_engine)
+        if self.thinker_engine is not None and self.text is not None:
+            self._step_thinker(self.thinker_engine, self.text)
         self._step_talker()
-        for utterance in list(self._live.values()):
-            self._decode(utterance)
+        for delivery in self.codes.take():
+            if delivery.id in self._by_key:
+                self._decode(self._by_key[delivery.id], delivery)
         ready, self._ready = self._ready, []
         return ready
 
     def _step_stage(self, name: str, engine: Engine) -> list[EngineOutput]:
-        """Step an engine; one that raises ends what it runs."""
+        """Step an engine; one that raises ends what it runs, behind the sound that is there."""
         try:
             return engine.step() if engine.has_unfinished_requests() else []
         except Exception as error:
@@ -208,22 +229,40 @@ class SpeechPipeline:
             message = f"stage {name!r} failed: {type(error).__name__}: {error}"
             for utterance in list(self._live.values()):
                 if utterance.is_talking if name == "talker" else not utterance.is_text_complete:
-                    self._end(utterance, "error", message)
+                    self._fail(utterance, message)
             return []
 
-    def _step_thinker(self, engine: Engine) -> None:
+    def _step_thinker(self, engine: Engine, text: _core.StageEdge) -> None:
         for output in self._step_stage("thinker", engine):
             utterance = self._by_key.get(output.req_id)
             if utterance is None:
                 continue
-            self._emit_text(utterance, output)
+            if output.new_token_ids or output.finish_reason is not None:
+                self._emit_text(utterance, output)
+            if output.finish_reason is None:
+                continue
             if output.finish_reason in ("error", "abort"):
-                self._end(utterance, "error", output.error or "the thinker gave up")
-            elif output.finish_reason is not None and not utterance.params.wants_sound:
+                self._fail(utterance, output.error or "the thinker gave up")
+            elif utterance.params.wants_sound:
+                text.end(utterance.key)
+            else:
                 self._end(utterance, "length" if output.finish_reason == "length" else "stop", None)
-        for utterance in list(self._live.values()):
-            if "talker" in utterance.stages and not utterance.is_text_complete:
-                self._hand_over_text(utterance, engine)
+        for delivery in self.talker.take_text(text):  # what is not more text of those that talk
+            utterance = self._by_key.get(delivery.id)
+            if utterance is None:
+                continue
+            if delivery.status is None:
+                self._start_answer(utterance, delivery.rows(TEXT))
+            elif delivery.status != _core.EndStatus.ok:
+                self._fail(utterance, delivery.error)
+            elif utterance.is_talking:
+                self.talker.append_text(utterance.key, self.prompts.special_rows()[1:2], True)
+            else:
+                self._end(utterance, "error", "the thinker wrote nothing to speak")
+        ready = self.talker.take_ready_tokens()
+        for key in [key for key, count in ready.items() if count < 0]:
+            self._by_key[key].is_text_complete = True
+        self.talker_engine.set_num_ready_tokens(ready)
 
     def _emit_text(self, utterance: Utterance, output: EngineOutput) -> None:
         tokens = [token for token in output.new_token_ids if token not in self._thinker_eos_ids]
@@ -232,115 +271,85 @@ class SpeechPipeline:
         if decoder is not None and output.finish_reason is not None:
             text += decoder.flush()
         if tokens or text:
-            nothing = np.zeros(0, np.float32)
             self._ready.append(
                 AudioChunk(
                     utterance.request_id,
-                    nothing,
+                    NO_SOUND,
                     num_frames=utterance.num_frames_decoded,
                     text=text,
                     token_ids=tuple(tokens),
                 )
             )
 
-    def _hand_over_text(self, utterance: Utterance, engine: Engine) -> None:
-        """Give the talker the rows of the answer's tokens whose hidden states are there; start it with the first.
+    def _start_answer(self, utterance: Utterance, hidden: FloatArray) -> None:
+        """Start the talker of an answer: the hidden states of the thinker's prompt, and those of the answer so far.
 
         An answer's last token is never computed, so it is not spoken: it is the end of the text, unless the budget
         was reached.
         """
         begin = utterance.num_prompt_tokens
-        has_ended = not engine.has_request(utterance.key)
-        rows = self._tap.rows(utterance.key, 0 if not utterance.is_talking else begin + utterance.num_text_rows)
-        is_full = isinstance(self.graph.incoming("talker")[0].mode, Full)
-        if is_full and not has_ended:
+        if len(hidden) <= begin:
+            return  # the end is next
+        rows = self.talker.project_hidden(hidden)
+        bos, end, pad = self.prompts.special_rows()
+        first = np.concatenate([np.repeat(pad[None], NUM_ROLE_TOKENS, axis=0), rows[begin : begin + 1]])
+        prompt = self.prompts.of_thinker(rows[:begin], first, utterance.params.voice.speaker, bos, pad)
+        try:
+            self._start_talker(
+                utterance.key, prompt, rows[begin + 1 :], pad, utterance.params, end=end, is_text_complete=False
+            )
+        except Exception as error:  # of this request alone: the others go on
+            logger.error("the talker refused %s", utterance.request_id, exc_info=error)
+            self._end(utterance, "error", f"stage 'talker' failed: {error}")
             return
-        if not utterance.is_talking:
-            if len(rows) <= begin:
-                if has_ended:
-                    self._end(utterance, "error", "the thinker wrote nothing to speak")
-                return
-            projected = self.talker.project_hidden(rows)
-            bos, _, pad = self.prompts.special_rows()
-            first = np.concatenate([np.repeat(pad[None], NUM_ROLE_TOKENS, axis=0), projected[begin : begin + 1]])
-            prompt = self.prompts.of_thinker(projected[:begin], first, utterance.params.voice.speaker, bos, pad)
-            try:
-                self._start_talker(
-                    utterance.key,
-                    prompt,
-                    projected[begin + 1 :],
-                    pad,
-                    utterance.params,
-                    is_text_complete=False,
-                )
-            except Exception as error:  # of this request alone: the others go on
-                logger.error("the talker refused %s", utterance.request_id, exc_info=error)
-                self._end(utterance, "error", f"stage 'talker' failed: {error}")
-                return
-            utterance.is_talking = True
-            utterance.num_text_rows = len(rows) - begin
-        elif len(rows):
-            self.talker.append_text(utterance.key, self.talker.project_hidden(rows), False)
-            utterance.num_text_rows += len(rows)
-        if has_ended:
-            self.talker.append_text(utterance.key, self.prompts.special_rows()[1:2], True)
-            self._tap.forget(utterance.key)
-            utterance.is_text_complete = True
-        ready = self.talker.num_ready_tokens(utterance.key)
-        self.talker_engine.set_num_ready_tokens(utterance.key, None if ready < 0 else ready)
+        utterance.is_talking = True
 
     def _step_talker(self) -> None:
-        eos = self.config.ids.codec_eos
         for output in self._step_stage("talker", self.talker_engine):
+            if output.finish_reason is None and output.error is None:
+                continue
             utterance = self._by_key.get(output.req_id)
             if utterance is None:
                 continue
-            utterance.num_frames_made += sum(token != eos for token in output.new_token_ids)
-            error = output.error
-            if error is None and self.talker.has_failed(output.req_id):
-                error = "the residual codes' logits are not finite"
-            if error is not None:
-                self._send(utterance, is_last=True)
-                self.talker_engine.abort([output.req_id])
-                utterance.channel.end("error", error)
+            if output.error is not None:
+                self._fail(utterance, output.error)
                 continue
-            self._send(utterance, is_last=output.finish_reason is not None)
-            if output.finish_reason is not None:
-                utterance.finish_reason = "length" if output.finish_reason == "length" else "stop"
-                utterance.channel.end("ok")
+            utterance.finish_reason = "length" if output.finish_reason == "length" else "stop"
+            self.talker.hand_over(utterance.key)
+            self.codes.end(utterance.key)
+        for key, why in self.talker.take_failures().items():
+            if key in self._by_key:
+                self._fail(self._by_key[key], why)
 
-    def _send(self, utterance: Utterance, *, is_last: bool) -> None:
-        """Put into the channel the frames that are due."""
-        made, sent = utterance.num_frames_made, utterance.num_frames_sent
-        if isinstance(self._chunk, Full):
-            count = made - sent if is_last else 0
+    def _fail(self, utterance: Utterance, error: str) -> None:
+        """End an utterance with an error behind the frames that are there; the stages stop working for it."""
+        self._abort(utterance)
+        self.talker.hand_over(utterance.key)
+        if self.codes.is_open(utterance.key):
+            self.codes.end(utterance.key, _core.EndStatus.error, error)
         else:
-            count = self._chunk.num_ready(sent, made, is_last=is_last)
-        if count == 0:
+            self._end(utterance, "error", error)
+
+    def _decode(self, utterance: Utterance, delivery: _core.Delivery) -> None:
+        """Decode the frames that are due, or end the utterance."""
+        if delivery.status is not None:
+            reason = utterance.finish_reason if delivery.status == _core.EndStatus.ok else "error"
+            self._end(utterance, reason or "stop", delivery.error or None)
             return
-        if utterance.channel.is_full:
-            self._decode(utterance)
-        if utterance.channel.put(self.talker.codes(utterance.key, sent)[:count]):
-            utterance.num_frames_sent += count
-
-    def _decode(self, utterance: Utterance) -> None:
-        """Decode what waits in the channel."""
-        while (item := utterance.channel.get()) is not None:
-            if isinstance(item, End):
-                reason = utterance.finish_reason if item.status == "ok" else "error"
-                self._end(utterance, reason or "stop", item.error)
-                return
-            try:
-                samples = self.codec.decode(utterance.stream, item)
-            except Exception as error:
-                self._end(utterance, "error", f"stage 'code2wav' failed: {type(error).__name__}: {error}")
-                return
-            utterance.num_frames_decoded += len(item)
-            if self.on_codes is not None:
-                self.on_codes(utterance.request_id, item)
-            self._emit(utterance, samples)
-
-    def _emit(self, utterance: Utterance, samples: FloatArray) -> None:
+        rows = delivery.rows(CODES)
+        codes = crop_codes(rows, rows[:, 0], codebook_size=self.config.codebook_size)
+        num_left = delivery.num_left
+        try:
+            if self.codes.mode.left_context:  # each chunk anew, behind what was before it
+                utterance.stream = self.references.start(utterance.params.voice.codes)
+                self.codec.decode(utterance.stream, codes[:num_left])
+            samples = self.codec.decode(utterance.stream, codes[num_left:])
+        except Exception as error:
+            self._end(utterance, "error", f"stage 'code2wav' failed: {type(error).__name__}: {error}")
+            return
+        utterance.num_frames_decoded += len(codes) - num_left
+        if self.on_codes is not None and len(codes) > num_left:
+            self.on_codes(utterance.request_id, codes[num_left:])
         if utterance.trimmer is not None:
             samples = utterance.trimmer.push(samples, is_last=False)
         if len(samples):
@@ -352,7 +361,7 @@ class SpeechPipeline:
             return
         del self._by_key[utterance.key]
         request_id = utterance.request_id
-        samples = np.zeros(0, np.float32)
+        samples = NO_SOUND
         if utterance.trimmer is not None:
             samples = utterance.trimmer.push(samples, is_last=True)
         if reason == "abort":  # what was on its way is not heard any more
@@ -361,12 +370,19 @@ class SpeechPipeline:
         self._ready.append(
             AudioChunk(request_id, samples, True, reason, error, num_frames=utterance.num_frames_decoded)
         )
+        self._abort(utterance)
+        self._forget(utterance.key)
+
+    def _abort(self, utterance: Utterance) -> None:
         if self.thinker_engine is not None:
             self.thinker_engine.abort([utterance.key])
-            self._tap.forget(utterance.key)
         self.talker_engine.abort([utterance.key])
-        self.talker.remove_request(utterance.key)
-        self._channels.forget(request_id)
+
+    def _forget(self, key: str) -> None:
+        self.talker.remove_request(key)
+        self.codes.forget(key)
+        if self.text is not None:
+            self.text.forget(key)
 
     def _checked(self, request_id: str, params: SpeechParams) -> SpeechParams:
         if not params.wants_sound and self.thinker_engine is None:
@@ -394,7 +410,7 @@ class SpeechPipeline:
         params = self._checked(request_id, params)
         params.check_thinker_knows()
         self.prompts.check_speaker(params.voice.speaker)
-        with self._begin(request_id, len(prompt_ids), params) as utterance:
+        with self._begin(request_id, params, num_prompt_tokens=len(prompt_ids)) as utterance:
             self.thinker_engine.add_request(
                 utterance.key,
                 prompt_ids,
@@ -405,38 +421,37 @@ class SpeechPipeline:
                 ),
                 eos_token_ids=self._thinker_eos_ids,
             )
-            if params.wants_sound:
-                self._tap.watch(utterance.key)
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _begin(self, request_id: str, num_thinker_tokens: int, params: SpeechParams) -> Iterator[Utterance]:
-        """Make an utterance, and let it live when the block has handed it to its first stage."""
-        generation = next(self._generations)
-        key = f"{request_id}/{generation}"
+    def _begin(self, request_id: str, params: SpeechParams, num_prompt_tokens: int = 0) -> Iterator[Utterance]:
+        """Make an utterance, and let it live when the block has handed it to its first stage.
+
+        num_prompt_tokens: of the thinker, if one answers.
+        """
+        key = f"{request_id}/{next(self._generations)}"
+        active = self.graph.active(wants_sound=params.wants_sound)
         limit = params.timeout_s or self._timeout_s
         silence_s = params.max_leading_silence_s
-        stream = self.references.start(params.voice.codes)
         utterance = Utterance(
             request_id=request_id,
             key=key,
-            generation=generation,
             params=params,
             expires_at=float("inf") if limit is None else self._clock() + limit,
-            channel=self._channels.open(request_id, generation),
-            stream=stream,
+            stream=self.references.start(params.voice.codes),
             trimmer=None if silence_s is None else SilenceTrimmer(int(silence_s * self.config.sample_rate)),
-            num_prompt_tokens=num_thinker_tokens,
-            is_talking=num_thinker_tokens == 0,
-            is_text_complete=num_thinker_tokens == 0,
-            stages=self.graph.active(wants_sound=params.wants_sound),
+            num_prompt_tokens=num_prompt_tokens,
+            is_talking=num_prompt_tokens == 0,
+            is_text_complete=num_prompt_tokens == 0,
             text=None if self.tokenizer is None else IncrementalDecoder(self.tokenizer),
         )
         try:
+            if num_prompt_tokens and self.text is not None and "talker" in active:
+                self.text.open(key, num_prompt_tokens)
             yield utterance
         except BaseException:
-            self._channels.forget(request_id)
+            self._forget(key)
             raise
         self._live[request_id] = self._by_key[key] = utterance
 
@@ -448,7 +463,8 @@ class SpeechPipeline:
         pad: FloatArray,
         params: SpeechParams,
         *,
-        is_text_complete: bool,
+        end: FloatArray | None = None,
+        is_text_complete: bool = True,
     ) -> None:
         ids = self.config.ids
         self.talker.add_request(
@@ -456,11 +472,13 @@ class SpeechPipeline:
             prompt=rows,
             text=text,
             pad=pad,
+            end=end,
             is_text_complete=is_text_complete,
             sampling=params.code_sampling(),
             seed=None if params.seed in (None, -1) else params.seed % 2**64,
         )
         try:
+            self.codes.open(key)
             self.talker_engine.add_request(
                 key, [ids.codec_pad] * len(rows), params.talker_params(self.config.codebook_size, ids.codec_eos)
             )

@@ -7,7 +7,6 @@ from typing import Literal
 
 from deltaic import _core
 from deltaic.detokenizer import IncrementalDecoder
-from deltaic.stages.channel import Channel
 from deltaic.stages.graph import Chunked, Edge, Full, Stage, StageGraph
 from deltaic.stages.model import FloatArray
 from deltaic.stages.payload import Key
@@ -45,20 +44,14 @@ class Utterance:
 
     request_id: str
     key: str  # in the stages: an id that comes again is another request there
-    generation: int
     params: SpeechParams
     expires_at: float
-    channel: Channel
     stream: _core.CodecStream
     trimmer: SilenceTrimmer | None
-    num_frames_made: int = 0
-    num_frames_sent: int = 0
     num_frames_decoded: int = 0
     finish_reason: AudioFinishReason | None = None
     text: IncrementalDecoder | None = None  # of what the thinker writes; none without a tokenizer
     num_prompt_tokens: int = 0  # of the thinker
-    num_text_rows: int = 0  # taken of the thinker
-    stages: tuple[str, ...] = ()  # that it passes through
     is_talking: bool = False  # has begun in the talker
     is_text_complete: bool = False  # the talker has all of its text
 
