@@ -152,6 +152,23 @@ std::shared_ptr<DecoderWeights> read_weights(const ModelConfig& config, WeightRe
   return weights;
 }
 
+std::shared_ptr<MtpWeights> read_mtp_weights(const ModelConfig& config, WeightReader& reader,
+                                             const DecoderWeights& target) {
+  const LayerReader layers(config, reader);
+  const std::int64_t hidden = config.hidden_size;
+  auto weights = std::make_shared<MtpWeights>();
+  weights->embedding_norm = layers.norm("mtp.pre_fc_norm_embedding.weight", hidden);
+  weights->hidden_norm = layers.norm("mtp.pre_fc_norm_hidden.weight", hidden);
+  weights->fc = reader.matrix("mtp.fc.weight", hidden, 2 * hidden);
+  weights->block.placement = target.placement;
+  weights->block.embedding = target.embedding;
+  weights->block.head = target.head;
+  weights->block.layers.push_back(layers.layer("mtp.layers.0.", LayerKind::full_attention, config.num_experts > 0));
+  weights->block.final_norm = layers.norm("mtp.norm.weight", hidden);
+  weights->block.num_bytes = reader.num_bytes();
+  return weights;
+}
+
 }  // namespace
 
 std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint,
@@ -181,24 +198,29 @@ std::shared_ptr<const DecoderWeights> make_dummy_weights(const ModelConfig& conf
 
 std::shared_ptr<const MtpWeights> load_mtp_weights(const ModelConfig& config, const Checkpoint& checkpoint,
                                                    const DecoderWeights& target) {
-  if (target.placement.device.type != DeviceType::cpu)
-    throw Unsupported("the draft module (mtp.*) runs on the CPU alone in this version");
   if (target.num_mtp_layers != 1)
     throw Unsupported(detail::concat("the checkpoint has ", target.num_mtp_layers,
                                      " layers of a draft module (mtp.layers.*); drafting needs 1"));
-  ViewReader reader(checkpoint);
-  const LayerReader layers(config, reader);
-  const std::int64_t hidden = config.hidden_size;
-  auto weights = std::make_shared<MtpWeights>();
-  weights->embedding_norm = layers.norm("mtp.pre_fc_norm_embedding.weight", hidden);
-  weights->hidden_norm = layers.norm("mtp.pre_fc_norm_hidden.weight", hidden);
-  weights->fc = reader.matrix("mtp.fc.weight", hidden, 2 * hidden);
-  weights->block.placement = target.placement;
-  weights->block.embedding = target.embedding;
-  weights->block.head = target.head;
-  weights->block.layers.push_back(layers.layer("mtp.layers.0.", LayerKind::full_attention, config.num_experts > 0));
-  weights->block.final_norm = layers.norm("mtp.norm.weight", hidden);
-  weights->block.num_bytes = reader.num_bytes();
+  if (target.placement.device.type == DeviceType::cpu) {
+    ViewReader reader(checkpoint);
+    return read_mtp_weights(config, reader, target);
+  }
+  const auto source = upload_from(checkpoint, target.placement.device);
+  PlacedReader reader(*source, target.placement);
+  auto weights = read_mtp_weights(config, reader, target);
+  source->finish();
+  return weights;
+}
+
+std::shared_ptr<const MtpWeights> make_dummy_mtp_weights(const ModelConfig& config, const DecoderWeights& target,
+                                                         std::uint64_t seed) {
+  if (config.num_mtp_layers != 1)
+    throw Unsupported(
+        detail::concat("config.json says mtp_num_hidden_layers ", config.num_mtp_layers, ": drafting needs 1"));
+  const auto source = random_weights(config.tie_word_embeddings, seed);
+  PlacedReader reader(*source, target.placement);
+  auto weights = read_mtp_weights(config, reader, target);
+  source->finish();
   return weights;
 }
 

@@ -55,10 +55,14 @@ struct MtpWeights {
   DecoderWeights block;                // num_bytes: of the module's own tensors
 };
 
-// Takes the mtp.* tensors. Throws as load_decoder_weights does, Unsupported on CUDA and where there is not exactly one
-// layer.
+// Takes the mtp.* tensors, placed like the target's. Throws as load_decoder_weights does, Unsupported where there is
+// not exactly one layer.
 std::shared_ptr<const MtpWeights> load_mtp_weights(const ModelConfig& config, const Checkpoint& checkpoint,
                                                    const DecoderWeights& target);
+
+// The same with random values, as make_dummy_weights makes them. Throws Unsupported for a config without the module.
+std::shared_ptr<const MtpWeights> make_dummy_mtp_weights(const ModelConfig& config, const DecoderWeights& target,
+                                                         std::uint64_t seed);
 
 // Layers of the draft module that a checkpoint has.
 int count_mtp_layers(const Checkpoint& checkpoint);

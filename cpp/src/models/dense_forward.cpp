@@ -1,14 +1,12 @@
 #include "cpp/src/models/dense_forward.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "cpp/src/check.h"
 #include "cpp/src/core/buffer.h"
-#include "cpp/src/core/half.h"
-#include "cpp/src/core/transfer.h"
 #include "cpp/src/models/decoder_weights.h"
+#include "cpp/src/models/device_values.h"
 
 namespace deltaic {
 
@@ -28,28 +26,6 @@ std::vector<std::int64_t> complete_positions(std::span<const std::int64_t> posit
                 " positions for ", num_tokens, " tokens, wanted 1 or 3 a token");
   for (const std::int64_t position : positions) DELTAIC_CHECK(position >= 0, "a position is ", position, ", below 0");
   return {positions.begin(), positions.end()};
-}
-
-void copy(void* dst, const void* src, std::size_t num_bytes, Device device) {
-  if (device.type == DeviceType::cuda)
-    cuda::copy_and_wait(dst, src, num_bytes);
-  else
-    std::memcpy(dst, src, num_bytes);
-}
-
-template <class T>
-Tensor on_device(const std::vector<T>& values, DType dtype, Device device) {
-  Tensor tensor(dtype, {static_cast<std::int64_t>(values.size())}, device);
-  copy(tensor.view().data, values.data(), tensor.view().num_bytes(), device);
-  return tensor;
-}
-
-// Waits for what gives the view, a contiguous one, and appends its elements.
-void append(const TensorView& view, std::vector<float>& values) {
-  std::vector<char> bytes(view.num_bytes());
-  copy(bytes.data(), view.data, bytes.size(), view.device);
-  const std::size_t element_bytes = size_of(view.dtype);
-  for (std::size_t i = 0; i < bytes.size(); i += element_bytes) values.push_back(to_f32(&bytes[i], view.dtype));
 }
 
 // Caches for one sequence and no more.
@@ -120,13 +96,13 @@ DenseForwardOutput dense_forward(const ModelConfig& config, std::shared_ptr<cons
 
   DenseForwardOutput output;
   HybridDecoder::Observer observer;
-  if (with_hidden) observer = [&output](int, const TensorView& hidden) { append(hidden, output.hidden); };
+  if (with_hidden) observer = [&output](int, const TensorView& hidden) { append_values(hidden, output.hidden); };
   const TensorView hidden = decoder.forward(inputs, {.attention = caches.attention, .state = caches.state}, observer);
   for (std::int64_t begin = 0; begin < num_tokens; begin += kLogitsRows) {
     const std::int64_t end = std::min(begin + kLogitsRows, num_tokens);
     const Tensor logits(DType::f32, {end - begin, config.vocab_size}, device);
     decoder.compute_logits(hidden, all_rows.view().slice(begin, end), logits.view());
-    append(logits.view(), output.logits);
+    append_values(logits.view(), output.logits);
   }
   return output;
 }

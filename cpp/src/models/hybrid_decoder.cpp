@@ -82,16 +82,21 @@ HybridDecoder::~HybridDecoder() = default;
 HybridDecoder::HybridDecoder(HybridDecoder&&) noexcept = default;
 HybridDecoder& HybridDecoder::operator=(HybridDecoder&&) noexcept = default;
 
+TensorView HybridDecoder::embeddings(std::int64_t num_tokens) const {
+  return impl_->residual.view().slice(0, num_tokens);
+}
+
 void HybridDecoder::Impl::check(const ForwardInputs& inputs, const CacheViews& caches) const {
   DELTAIC_CHECK(inputs.input_ids.rank == 1 && inputs.input_ids.shape[0] <= limits.max_num_tokens, "a step of ",
                 inputs.input_ids.shape[0], " tokens, the most is ", limits.max_num_tokens);
   const TensorView& embeds = inputs.inputs_embeds;
   if (embeds.data != nullptr) {
-    if (ctx.device.type != DeviceType::cpu) throw Unsupported("inputs_embeds are for the CPU");
-    DELTAIC_CHECK(embeds.dtype == DType::f32 && embeds.rank == 2 && embeds.shape[0] == inputs.input_ids.shape[0] &&
+    if (ctx.device.type != DeviceType::cpu && embeds.data != residual.view().data)
+      throw Unsupported("inputs_embeds of another buffer are for the CPU");
+    DELTAIC_CHECK(embeds.dtype == dtype && embeds.rank == 2 && embeds.shape[0] == inputs.input_ids.shape[0] &&
                       embeds.shape[1] == config.hidden_size && embeds.is_contiguous(),
                   "inputs_embeds are ", name(embeds.dtype), " [", embeds.shape[0], ", ", embeds.shape[1],
-                  "], wanted contiguous f32 [", inputs.input_ids.shape[0], ", ", config.hidden_size, "]");
+                  "], wanted contiguous ", name(dtype), " [", inputs.input_ids.shape[0], ", ", config.hidden_size, "]");
   }
   const auto num_attention = static_cast<std::size_t>(config.num_layers_of(LayerKind::full_attention));
   const auto num_recurrent = static_cast<std::size_t>(config.num_layers_of(LayerKind::linear_attention));
@@ -133,10 +138,10 @@ TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews&
                            .max_query_len = inputs.max_query_len};
   const StepShape shape = self.shape_of(inputs);
 
-  if (inputs.inputs_embeds.data != nullptr)
-    std::memcpy(x.data, inputs.inputs_embeds.data, x.num_bytes());
-  else
+  if (inputs.inputs_embeds.data == nullptr)
     ops::embedding(ctx, inputs.input_ids, self.weights->embedding, x);
+  else if (inputs.inputs_embeds.data != x.data)
+    std::memcpy(x.data, inputs.inputs_embeds.data, x.num_bytes());
   observe(0, x);
   int num_layers = 0;
   auto attention_cache = caches.attention.begin();

@@ -25,7 +25,8 @@ struct ForwardInputs {
   TensorView block_table;      // [num_reqs, row_stride] i32
   TensorView slot_mapping;     // [num_tokens] i64
   ops::GdnSequences gdn;       // unused without GDN layers
-  TensorView inputs_embeds{};  // none: input_ids are embedded; else [num_tokens, hidden_size] f32, on the CPU alone
+  // none: input_ids are embedded; else [num_tokens, hidden_size]: f32 on the CPU, what embeddings() gave on CUDA
+  TensorView inputs_embeds{};
 
   // What the host knows of the lengths, with the meaning and the defaults of PagedAttentionArgs: limits, in a graph.
   int num_decodes = 0;
@@ -66,6 +67,10 @@ class HybridDecoder {
   ~HybridDecoder();
   HybridDecoder(HybridDecoder&&) noexcept;
   HybridDecoder& operator=(HybridDecoder&&) noexcept;
+
+  // [num_tokens, hidden_size] of the dtype that forward returns: where the input of the first layer may be written, to
+  // be passed as inputs_embeds to the next forward, with no compute_logits between.
+  TensorView embeddings(std::int64_t num_tokens) const;
 
   // Called with 0 for the embedding output, i + 1 for the residual stream after layer i, num_layers + 1 for the output
   // of the final norm. The view is valid during the call alone.

@@ -27,8 +27,8 @@ MtpModule::MtpModule(const ModelConfig& config, std::shared_ptr<const MtpWeights
       weights_(std::move(weights)),
       ctx_(ctx),
       decoder_(block_config(config), {weights_, &weights_->block}, ctx, limits),
-      gathered_(DType::f32, {limits.max_num_tokens, hidden_size_}, ctx.device),
-      joined_(DType::f32, {limits.max_num_tokens, 2 * hidden_size_}, ctx.device) {}
+      gathered_(decoder_.embeddings(0).dtype, {limits.max_num_tokens, hidden_size_}, ctx.device),
+      joined_(gathered_.view().dtype, {limits.max_num_tokens, 2 * hidden_size_}, ctx.device) {}
 
 TensorView MtpModule::forward(const ForwardInputs& inputs, const TensorView& hidden_states,
                               const TensorView& hidden_rows, const AttentionCacheViews& cache) {
@@ -43,9 +43,9 @@ TensorView MtpModule::forward(const ForwardInputs& inputs, const TensorView& hid
   ops::rms_norm(ctx_, gathered, weights_->embedding_norm.view(), eps_, columns(joined, 0, hidden_size_));
   ops::embedding(ctx_, hidden_rows, {.view = hidden_states, .owner = {}}, gathered);
   ops::rms_norm(ctx_, gathered, weights_->hidden_norm.view(), eps_, columns(joined, hidden_size_, hidden_size_));
-  ops::linear(ctx_, joined, weights_->fc, gathered);
   ForwardInputs block = inputs;
-  block.inputs_embeds = gathered;
+  block.inputs_embeds = decoder_.embeddings(num_tokens);
+  ops::linear(ctx_, joined, weights_->fc, block.inputs_embeds);
   return decoder_.forward(block, {.attention = {&cache, 1}, .state = {}});
 }
 

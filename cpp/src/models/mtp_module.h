@@ -38,7 +38,7 @@ class MtpModule {
   std::shared_ptr<const MtpWeights> weights_;
   ops::Context ctx_;
   HybridDecoder decoder_;
-  Tensor gathered_;  // [max_num_tokens, hidden_size]: embeddings, then hidden states, then what the layer reads
+  Tensor gathered_;  // [max_num_tokens, hidden_size]: embeddings, then hidden states
   Tensor joined_;    // [max_num_tokens, 2 * hidden_size]: both, normed
 };
 

@@ -20,7 +20,7 @@ struct Range {
 
 // As in trained models: matrices with a standard deviation of 0.02, norms about 1, decays from fast to slow.
 Range range_of(std::string_view name) {
-  if (name.ends_with("norm.weight")) return {1.0F, 0.1F};
+  if (name.ends_with("norm.weight") || name.starts_with("mtp.pre_fc_norm_")) return {1.0F, 0.1F};
   if (name.ends_with("A_log")) return {1.4F, 1.4F};
   if (name.ends_with("dt_bias")) return {-4.0F, 3.0F};
   if (name.ends_with("conv1d.weight")) return {0.0F, 0.5F};

@@ -84,8 +84,9 @@ struct RunnerWeights {
 using MakeWeights = std::function<RunnerWeights(const ModelConfig&, WeightPlacement, bool with_mtp)>;
 
 RunnerWeights dummy_weights(const ModelConfig& model, WeightPlacement placement, bool with_mtp) {
-  if (with_mtp) throw Unsupported("dummy_weights have no draft module");
-  return {.decoder = make_dummy_weights(model, placement, kDummySeed), .mtp = nullptr};
+  RunnerWeights weights{.decoder = make_dummy_weights(model, placement, kDummySeed), .mtp = nullptr};
+  if (with_mtp) weights.mtp = make_dummy_mtp_weights(model, *weights.decoder, kDummySeed);
+  return weights;
 }
 
 RunnerWeights load_weights(const ModelConfig& model, const Checkpoint& checkpoint, WeightPlacement placement,
@@ -228,11 +229,11 @@ const InputBatch& ModelRunner::input_batch() const {
   return impl_->planner.batch();
 }
 const StepInputs& ModelRunner::last_step() const { return impl_->settled().inputs; }
-const GdnMetadataView& ModelRunner::last_gdn_meta() const { return impl_->planner.current().gdn.view; }
+const GdnMetadataView& ModelRunner::last_gdn_meta() const { return impl_->settled().gdn.view; }
 
 // The table is too wide to be copied in every step.
 const AttentionMetadataView& ModelRunner::last_attn_meta() const {
-  StepPlan& plan = impl_->planner.current();
+  StepPlan& plan = impl_->settled();
   const TensorView table = impl_->planner.batch().block_table(impl_->groups.full_attn_group).view(plan.num_rows);
   plan.attention.block_table.assign(table.as<std::int32_t>(), table.as<std::int32_t>() + table.numel());
   return plan.attention;
