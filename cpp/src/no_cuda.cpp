@@ -18,6 +18,7 @@
 #include "cpp/src/ops/rms_norm.h"
 #include "cpp/src/ops/rotary.h"
 #include "cpp/src/ops/state_copy.h"
+#include "cpp/src/runner/draft_kernels.h"
 #include "cpp/src/runner/step_kernels.h"
 
 namespace deltaic::cuda {
@@ -57,6 +58,10 @@ void copy_async(const Stream&, void*, const void*, std::size_t) { no_cuda("copy_
 void fill_async(const Stream&, void*, unsigned char, std::size_t) { no_cuda("fill_async"); }
 void upload_step(ops::Stream, const StepUpload&) { no_cuda("a step"); }
 void commit_tokens(ops::Stream, const TokenCommit&) { no_cuda("a step"); }
+void place_tokens(ops::Stream, const PlaceTokens&) { no_cuda("drafts"); }
+void verify_tokens(ops::Stream, const VerifyTokens&) { no_cuda("drafts"); }
+void take_draft(ops::Stream, const TakeDraft&) { no_cuda("drafts"); }
+void copy_words(ops::Stream, const void*, void*, std::int64_t) { no_cuda("copy_words"); }
 
 void batch_memcpy(ops::Stream, TensorView, TensorView, TensorView) { no_cuda("batch_memcpy"); }
 void paged_attention(ops::Stream, const ops::PagedAttentionArgs&) { no_cuda("paged_attention"); }
@@ -94,13 +99,14 @@ void add_sigmoid_scaled(ops::Stream, TensorView, TensorView, TensorView) { no_cu
 void rms_norm(ops::Stream, TensorView, TensorView, float, TensorView) { no_cuda("rms_norm"); }
 void gated_rms_norm(ops::Stream, TensorView, TensorView, TensorView, float, TensorView) { no_cuda("gated_rms_norm"); }
 Buffer upload_state_copy_tables(const ops::StateCopyPlan&) { no_cuda("state copies"); }
-std::shared_ptr<SamplerState> make_sampler_state(int, int, const ops::Context&) { no_cuda("the device sampler"); }
+std::shared_ptr<SamplerState> make_sampler_state(int, int, int, const ops::Context&) { no_cuda("the device sampler"); }
 void set_sampler_slot(SamplerState&, int, const ops::PackedSlot&, std::span<const std::int32_t>,
                       std::span<const std::int32_t>) {
   no_cuda("the device sampler");
 }
 void clear_sampler_slot(SamplerState&, int) { no_cuda("the device sampler"); }
 void sample(SamplerState&, const ops::DeviceSampler::Args&) { no_cuda("the device sampler"); }
+void add_sampled_tokens(SamplerState&, const ops::DeviceSampler::AddedTokens&) { no_cuda("the device sampler"); }
 void copy_states(ops::Stream, const ops::StateCopyPlan&, const ops::StateCopyArgs&) { no_cuda("state copies"); }
 
 }  // namespace deltaic::cuda

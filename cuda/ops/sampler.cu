@@ -28,6 +28,16 @@ __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleParams p) {
   sample_row(s, p, blockIdx.y);
 }
 
+__global__ void add_tokens_kernel(AddedTokensParams p) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  if (row >= p.num_rows || p.slots[row] < 0) return;
+  const SamplerSlot slot = p.table[p.slots[row]];
+  const int count = p.counts[row], position = p.output_positions[row] - count;
+  for (int i = 0; i < count; ++i) add_token(slot, position + i, p.token_ids[row * p.columns + i]);
+}
+
 }  // namespace
 
 int max_sampler_cluster(int device_index) {
@@ -59,6 +69,14 @@ void launch_sampler(cudaStream_t stream, const SampleParams& params, std::int64_
                                .stream = stream,
                                .cluster = static_cast<unsigned>(cluster)};
   launch(all_greedy ? greedy_sample_kernel : sample_kernel, params);
+}
+
+void launch_add_tokens(cudaStream_t stream, const AddedTokensParams& params) {
+  constexpr int kRows = 64;
+  const DependentLaunch launch{.grid = dim3(static_cast<unsigned>((params.num_rows + kRows - 1) / kRows)),
+                               .block = dim3(kRows),
+                               .stream = stream};
+  launch(add_tokens_kernel, params);
 }
 
 }  // namespace deltaic::cuda

@@ -45,16 +45,41 @@ __device__ inline void keep_and_mask(const Chunk& chunk, const SamplerSlot& slot
   });
 }
 
+// The drafts in front of a row, behind the tokens of its slot.
+struct Context {
+  const std::int32_t* ids;
+  int count;
+
+  __device__ std::uint32_t times(int id) const {
+    std::uint32_t times = 0;
+    for (int i = 0; i < count; ++i) times += ids[i] == id ? 1U : 0U;
+    return times;
+  }
+  // Whether no id before is the same.
+  __device__ bool is_first(int i) const {
+    for (int j = 0; j < i; ++j)
+      if (ids[j] == ids[i]) return false;
+    return true;
+  }
+};
+
 // Whether the output ends with all of the word but its last token.
-__device__ inline bool is_begun(const SamplerSlot& slot, const std::uint32_t* word, int prefix, int position) {
+__device__ inline bool is_begun(const SamplerSlot& slot, const Context& context, const std::uint32_t* word, int prefix,
+                                int position) {
   if (prefix > position) return false;
   const std::uint32_t* history = slot.words + slot.record.history_at;
-  for (int i = 0; i < prefix; ++i)
-    if (history[(position - prefix + i) % slot.record.history_size] != word[i]) return false;
+  const int num_kept = position - context.count;  // tokens of the slot
+  for (int i = 0; i < prefix; ++i) {
+    const int at = position - prefix + i;
+    const std::uint32_t id =
+        at < num_kept ? history[at % slot.record.history_size] : static_cast<std::uint32_t>(context.ids[at - num_kept]);
+    if (id != word[i]) return false;
+  }
   return true;
 }
 
-__device__ __noinline__ void process_logits(const Chunk& chunk, const SamplerSlot& slot, int position) {
+__device__ __noinline__ void process_logits(const Chunk& chunk, const SamplerSlot& slot, const Context& context,
+                                            int position) {
   const ops::SlotRecord& record = slot.record;
   float* row = chunk.row;
   const auto for_each_of = [](int count, auto visit) {
@@ -69,7 +94,7 @@ __device__ __noinline__ void process_logits(const Chunk& chunk, const SamplerSlo
   for_each_of(record.num_bad_words, [&](int i) {
     const auto first = static_cast<int>(starts[i]), last = static_cast<int>(starts[i + 1]) - 1;
     const auto id = static_cast<int>(tokens[last]);
-    if (chunk.has(id) && is_begun(slot, tokens + first, last - first, position)) row[id] = -infinity();
+    if (chunk.has(id) && is_begun(slot, context, tokens + first, last - first, position)) row[id] = -infinity();
   });
   const std::uint32_t* stop_ids = slot.words + record.stop_ids_at;
   for_each_of(position < record.min_tokens ? record.num_stop_ids : 0, [&](int i) {
@@ -84,7 +109,12 @@ __device__ __noinline__ void process_logits(const Chunk& chunk, const SamplerSlo
   });
   for_each_of(record.has_penalties ? *slot.num_seen : 0, [&](int i) {
     const int id = slot.seen[i];
-    if (chunk.has(id)) row[id] = penalize(row[id], slot.counts[id], record);
+    if (chunk.has(id)) row[id] = penalize(row[id], slot.counts[id] + context.times(id), record);
+  });
+  for_each_of(record.has_penalties ? context.count : 0, [&](int i) {
+    const int id = context.ids[i];
+    if (chunk.has(id) && slot.counts[id] == 0 && context.is_first(i))
+      row[id] = penalize(row[id], context.times(id), record);
   });
 }
 

@@ -218,6 +218,12 @@ __device__ inline void sample_row(Shared& s, const SampleParams& p, std::int64_t
     return;
   }
   if (copies_slot) reinterpret_cast<std::uint32_t*>(&s.slot)[threadIdx.x] = slot_word;
+  const bool has_context = p.num_context != nullptr;
+  const Context context{has_context ? p.context_ids + row * p.max_context : nullptr,
+                        has_context ? p.num_context[row] : 0};
+  __syncthreads();
+  if (context.count > 0 && threadIdx.x == 0 && s.slot.raw_logits != nullptr)
+    s.slot.raw_logits += static_cast<std::int64_t>(context.count) * p.vocab_size;  // each row has its own
   __syncthreads();
 
   const bool processes = needs_processing(s.slot.record, position);
@@ -225,7 +231,7 @@ __device__ inline void sample_row(Shared& s, const SampleParams& p, std::int64_t
   double log_sum = 0;
   if (is_finite(max) && has_logprobs) log_sum = write_best(s, cluster, chunk, p, row, logit_of(max));
   if (is_finite(max) && processes) {
-    process_logits(chunk, s.slot, position);
+    process_logits(chunk, s.slot, context, position);
     max = row_max(s, cluster, chunk, 1);
   }
   if (is_finite(max)) {
@@ -244,7 +250,7 @@ __device__ inline void sample_row(Shared& s, const SampleParams& p, std::int64_t
     if (writes) {
       p.token_ids[row] = token_id;
       p.is_finite[row] = 1;
-      add_token(s.slot, position, token_id);
+      if (!has_context) add_token(s.slot, position, token_id);
     }
   } else if (writes) {
     write_no_token(p, row, false);

@@ -66,8 +66,9 @@ PinnedBlocks::Block& PinnedBlocks::take(std::size_t num_bytes) {
   return blocks_.back();
 }
 
-SamplerState::SamplerState(int vocab_size, int max_num_slots, const ops::Context& ctx)
+SamplerState::SamplerState(int vocab_size, int max_num_slots, int max_context, const ops::Context& ctx)
     : vocab_size_(vocab_size),
+      max_context_(max_context),
       device_index_(ctx.device.index),
       stream_(native(ctx.stream)),
       memory_(static_cast<std::size_t>(max_num_slots)) {
@@ -174,7 +175,7 @@ void SamplerState::set(int slot, const ops::PackedSlot& packed, std::span<const 
       count_tokens(entry, prompt_token_ids, output_token_ids);
     }
     if (record.num_logprobs >= 0 && changes_logits) {
-      memory.raw_logits = allocate(vocab_size * sizeof(float));
+      memory.raw_logits = allocate((1 + static_cast<std::size_t>(max_context_)) * vocab_size * sizeof(float));
       entry.raw_logits = static_cast<float*>(memory.raw_logits);
     }
     write_entry(slot, entry);
@@ -201,6 +202,11 @@ void SamplerState::sample(const ops::DeviceSampler::Args& args, int cluster) con
   params.vocab_size = vocab_size_;
   params.slots = args.slots.as<std::int32_t>();
   params.output_positions = args.output_positions.as<std::int32_t>();
+  if (args.num_context.data != nullptr) {
+    params.context_ids = args.context_ids.as<std::int32_t>();
+    params.num_context = args.num_context.as<std::int32_t>();
+    params.max_context = max_context_;
+  }
   params.table = static_cast<const SamplerSlot*>(table_.get());
   params.token_ids = args.token_ids.as<std::int32_t>();
   params.is_finite = args.is_finite.as<std::uint8_t>();
@@ -214,8 +220,20 @@ void SamplerState::sample(const ops::DeviceSampler::Args& args, int cluster) con
   launch_sampler(stream_, params, num_rows, args.all_greedy, cluster);
 }
 
-std::shared_ptr<SamplerState> make_sampler_state(int vocab_size, int max_num_slots, const ops::Context& ctx) {
-  return std::make_shared<SamplerState>(vocab_size, max_num_slots, ctx);
+void SamplerState::add_tokens(const ops::DeviceSampler::AddedTokens& tokens) const {
+  const DeviceGuard guard(device_index_);
+  launch_add_tokens(stream_, {.table = static_cast<const SamplerSlot*>(table_.get()),
+                              .slots = tokens.slots.as<std::int32_t>(),
+                              .output_positions = tokens.output_positions.as<std::int32_t>(),
+                              .token_ids = tokens.token_ids.as<std::int32_t>(),
+                              .counts = tokens.counts.as<std::int32_t>(),
+                              .num_rows = static_cast<std::int32_t>(tokens.slots.shape[0]),
+                              .columns = static_cast<std::int32_t>(tokens.token_ids.shape[1])});
+}
+
+std::shared_ptr<SamplerState> make_sampler_state(int vocab_size, int max_num_slots, int max_context,
+                                                 const ops::Context& ctx) {
+  return std::make_shared<SamplerState>(vocab_size, max_num_slots, max_context, ctx);
 }
 void set_sampler_slot(SamplerState& state, int slot, const ops::PackedSlot& packed,
                       std::span<const std::int32_t> prompt_token_ids, std::span<const std::int32_t> output_token_ids) {
@@ -223,5 +241,8 @@ void set_sampler_slot(SamplerState& state, int slot, const ops::PackedSlot& pack
 }
 void clear_sampler_slot(SamplerState& state, int slot) { state.clear(slot); }
 void sample(SamplerState& state, const ops::DeviceSampler::Args& args) { state.sample(args); }
+void add_sampled_tokens(SamplerState& state, const ops::DeviceSampler::AddedTokens& tokens) {
+  state.add_tokens(tokens);
+}
 
 }  // namespace deltaic::cuda

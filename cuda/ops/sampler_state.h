@@ -34,7 +34,7 @@ class PinnedBlocks {
 // The slots of a device sampler: the table that kernels read, and the memory behind its entries.
 class SamplerState {
  public:
-  SamplerState(int vocab_size, int max_num_slots, const ops::Context& ctx);
+  SamplerState(int vocab_size, int max_num_slots, int max_context, const ops::Context& ctx);
   ~SamplerState();
   SamplerState(const SamplerState&) = delete;
   SamplerState& operator=(const SamplerState&) = delete;
@@ -44,6 +44,7 @@ class SamplerState {
   void clear(int slot);
   // cluster: blocks a row, at most max_sampler_cluster(); 0: by the number of rows.
   void sample(const ops::DeviceSampler::Args& args, int cluster = 0) const;
+  void add_tokens(const ops::DeviceSampler::AddedTokens& tokens) const;
 
  private:
   struct Memory {
@@ -58,7 +59,7 @@ class SamplerState {
                     std::span<const std::int32_t> output_token_ids);
   void write_entry(int slot, const SamplerSlot& entry);
 
-  int vocab_size_, device_index_;
+  int vocab_size_, max_context_, device_index_;
   cudaStream_t stream_;
   int max_cluster_ = 1;
   Unique<cudaMemPool_t, cudaMemPoolDestroy> pool_;
@@ -71,5 +72,6 @@ class SamplerState {
 int max_sampler_cluster(int device_index);
 void launch_sampler(cudaStream_t stream, const SampleParams& params, std::int64_t num_rows, bool all_greedy,
                     int cluster);
+void launch_add_tokens(cudaStream_t stream, const AddedTokensParams& params);
 
 }  // namespace deltaic::cuda

@@ -42,7 +42,10 @@ __global__ void __launch_bounds__(kThreads) upload_step_kernel(const __grid_cons
   for (int i = 0; i < kUnroll; ++i) {
     const std::int64_t at = first + i * kThreads;
     if (at < num_units) target[at] = units[i];
-    if (at < step.num_tokens) step.input_ids[at] = ids[i] < 0 ? step.last_sampled[~ids[i]] : ids[i];
+    if (at >= step.num_tokens) continue;
+    const int id = ids[i] >= 0 ? ids[i] : ids[i] == StepUpload::kNoToken ? -1 : step.kept_tokens[~ids[i]];
+    if (step.token_ids != nullptr) step.token_ids[at] = id;
+    step.input_ids[at] = max(id, 0);
   }
 }
 

@@ -111,7 +111,8 @@ void bind_runner(py::module_& m) {
       .field("async_input_combine", &RunnerOptions::async_input_combine)
       .field("poison_caches", &RunnerOptions::poison_caches)
       .field("enforce_eager", &RunnerOptions::enforce_eager)
-      .field("dummy_weights", &RunnerOptions::dummy_weights);
+      .field("dummy_weights", &RunnerOptions::dummy_weights)
+      .field("scripted_draft_acceptance", &RunnerOptions::scripted_draft_acceptance);
   py::class_<AsyncModelRunnerOutput>(m, "AsyncModelRunnerOutput", "The tokens of a step that may still run.")
       .def(
           "get_output",

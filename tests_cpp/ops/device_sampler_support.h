@@ -32,10 +32,11 @@ struct DeviceToken {
 // Runs the device sampler on rows of host logits. Output buffers hold rubbish before a step.
 class DeviceSteps {
  public:
-  DeviceSteps(int vocab_size, int max_num_slots, int max_num_rows, std::int64_t row_stride = 0)
+  DeviceSteps(int vocab_size, int max_num_slots, int max_num_rows, std::int64_t row_stride = 0, int max_context = 0)
       : vocab_size_(vocab_size),
         row_stride_(row_stride == 0 ? vocab_size : row_stride),
-        sampler_(vocab_size, max_num_slots, max_num_rows, {.device = kGpu}),
+        max_context_(max_context),
+        sampler_(vocab_size, max_num_slots, max_num_rows, {.device = kGpu}, max_context),
         logits_(DType::f32, {max_num_rows, row_stride_}, kGpu) {}
 
   ops::DeviceSampler& sampler() { return sampler_; }
@@ -44,7 +45,8 @@ class DeviceSteps {
   }
 
   std::vector<DeviceToken> step(const std::vector<std::vector<float>>& logits, const std::vector<std::int32_t>& slots,
-                                const std::vector<std::int32_t>& positions, int num_logprobs, bool all_greedy = false) {
+                                const std::vector<std::int32_t>& positions, int num_logprobs, bool all_greedy = false,
+                                const std::vector<std::vector<std::int32_t>>& contexts = {}) {
     const auto num_rows = static_cast<std::int64_t>(slots.size());
     Tensor host(DType::f32, {std::max<std::int64_t>(num_rows, 1), row_stride_});
     std::fill_n(host.as<float>(), host.view().numel(), std::numeric_limits<float>::quiet_NaN());
@@ -68,6 +70,17 @@ class DeviceSteps {
                                   .num_logprobs = num_logprobs,
                                   .token_ids = tokens.view(),
                                   .is_finite = finite.view()};
+    std::vector<std::int32_t> context_ids(slots.size() * static_cast<std::size_t>(max_context_), -5), num_context;
+    for (std::size_t i = 0; i < contexts.size(); ++i) {
+      std::copy(contexts[i].begin(), contexts[i].end(),
+                context_ids.begin() + static_cast<std::ptrdiff_t>(i) * max_context_);
+      num_context.push_back(static_cast<std::int32_t>(contexts[i].size()));
+    }
+    const Tensor context_gpu = ints(context_ids), num_context_gpu = ints(num_context);
+    if (!contexts.empty()) {
+      args.context_ids = context_gpu.view().reshape({num_rows, max_context_});
+      args.num_context = num_context_gpu.view();
+    }
     if (num_logprobs >= 0) {
       args.logprob_token_ids = ids.view().reshape({num_rows, columns});
       args.logprobs = logprobs.view();
@@ -90,6 +103,24 @@ class DeviceSteps {
     return result;
   }
 
+  // The tokens that stand of each slot; `positions` as AddedTokens has them.
+  void add(const std::vector<std::int32_t>& slots, const std::vector<std::vector<std::int32_t>>& tokens,
+           const std::vector<std::int32_t>& positions) {
+    const auto num_rows = static_cast<std::int64_t>(slots.size());
+    std::vector<std::int32_t> ids(slots.size() * static_cast<std::size_t>(1 + max_context_), 0), counts;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      std::copy(tokens[i].begin(), tokens[i].end(), ids.begin() + static_cast<std::ptrdiff_t>(i) * (1 + max_context_));
+      counts.push_back(static_cast<std::int32_t>(tokens[i].size()));
+    }
+    const Tensor slots_gpu = ints(slots), ids_gpu = ints(ids), counts_gpu = ints(counts),
+                 positions_gpu = ints(positions);
+    sampler_.add_tokens({.slots = slots_gpu.view(),
+                         .output_positions = positions_gpu.view(),
+                         .token_ids = ids_gpu.view().reshape({num_rows, 1 + max_context_}),
+                         .counts = counts_gpu.view()});
+    cuda::wait_for_device(kGpu.index);
+  }
+
  private:
   static Tensor ints(const std::vector<std::int32_t>& values) {
     Tensor tensor(DType::i32, {static_cast<std::int64_t>(values.size())}, kGpu);
@@ -99,6 +130,7 @@ class DeviceSteps {
 
   int vocab_size_;
   std::int64_t row_stride_;
+  int max_context_;
   ops::DeviceSampler sampler_;
   Tensor logits_;
 };

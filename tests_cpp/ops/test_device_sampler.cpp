@@ -170,6 +170,69 @@ TEST_CASE("small steps of every kind [sanitizer]") {
   check_steps(1500, 2, 2, 22);
 }
 
+TEST_CASE("positions behind drafts give on the device what the CPU gives when the drafts stand [sanitizer]") {
+  if (!has_gpu()) return;
+  constexpr int kVocab = 150, kSlots = 9, kDrafts = 3;
+  RandomRequests random(kVocab, 11);
+  std::mt19937 generator(12);
+  const auto below = [&](int n) { return static_cast<std::int32_t>(generator() % static_cast<unsigned>(n)); };
+  DeviceSteps device(kVocab, kSlots, kSlots * (1 + kDrafts), 0, kDrafts);
+  std::vector<SampledRequest> requests;
+  for (int slot = 0; slot < kSlots; ++slot) {
+    requests.push_back(random.request());
+    device.set(slot, requests.back());
+  }
+  int num_steps_of_length[2 + kDrafts] = {};
+  for (int step = 0; step < 60; ++step) {
+    CAPTURE(step);
+    std::vector<std::vector<float>> logits;
+    std::vector<std::int32_t> slots, positions, kept_slots, kept_positions;
+    std::vector<std::vector<std::int32_t>> contexts, kept_tokens;
+    std::vector<ops::SampledToken> expected;
+    int num_logprobs = -1;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      SampledRequest& request = requests[static_cast<std::size_t>(slot)];
+      if (random.one_in(12)) {
+        request = random.request();
+        device.set(slot, request);
+      }
+      num_logprobs = std::max(num_logprobs, request.params.logprobs.value_or(-1));
+      const int num_drafts = below(1 + kDrafts);
+      std::vector<std::int32_t> drafts, stand;
+      SampledRequest position = request;
+      bool is_right = true;
+      for (int j = 0; j <= num_drafts; ++j) {
+        logits.push_back(random.logits());
+        slots.push_back(slot);
+        positions.push_back(static_cast<std::int32_t>(request.output.size()) + j);
+        contexts.push_back(drafts);
+        expected.push_back(sample_on_cpu(logits.back(), position));
+        const std::int32_t token = expected.back().token_id;
+        is_right = is_right && expected.back().is_finite;
+        if (is_right) stand.push_back(token);
+        const std::int32_t draft = below(3) == 0 ? below(kVocab) : below(4) == 0 ? below(4) : token;
+        is_right = is_right && draft == token;
+        drafts.push_back(draft);
+        position.output.push_back(draft);
+      }
+      kept_slots.push_back(slot);
+      request.output.insert(request.output.end(), stand.begin(), stand.end());
+      kept_positions.push_back(static_cast<std::int32_t>(request.output.size()));
+      ++num_steps_of_length[stand.size()];
+      kept_tokens.push_back(std::move(stand));
+    }
+    kept_slots.push_back(-1), kept_positions.push_back(0), kept_tokens.push_back({1});
+    const std::vector<DeviceToken> tokens = device.step(logits, slots, positions, num_logprobs, false, contexts);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      CAPTURE(slots[i]);
+      CAPTURE(contexts[i].size());
+      check_same(tokens[i], expected[i]);
+    }
+    device.add(kept_slots, kept_tokens, kept_positions);
+  }
+  for (int length = 1; length < 2 + kDrafts; ++length) CHECK(num_steps_of_length[length] > 5);
+}
+
 TEST_CASE("sets that are too large to sort are cut exactly on the device") {
   if (!has_gpu()) return;
   constexpr int kVocab = 100003;

@@ -368,14 +368,14 @@ TEST_CASE("a verified step that does not fit is refused, and changes nothing") {
 }
 
 TEST_CASE("10: the draft module's group, marked or not, makes drafts: those of a dense chain, in any batch") {
-  for (const Architecture architecture : {Architecture::qwen3_5, Architecture::qwen3_next})
+  for (const Architecture architecture : {Architecture::qwen3, Architecture::qwen3_5, Architecture::qwen3_next})
     for (const bool is_marked : {true, false}) {
       const TinyModel model = make_tiny_model(architecture, {.mtp = true});
       KVCacheConfig caches = draft_caches(model, {}, /*makes_drafts=*/true);
-      caches.groups[2].is_eagle_group = is_marked;
+      caches.groups.back().is_eagle_group = is_marked;
       DraftEngine engine(ModelRunner(model.config, model.tensors, caches, draft_options()));
       CHECK(engine.runner.full_attn_group_id() == 0);
-      CHECK(engine.runner.gdn_group_id() == 1);
+      CHECK(engine.runner.gdn_group_id() == (architecture == Architecture::qwen3 ? -1 : 1));
       engine.add("a", prompt_of(5, 1)), engine.add("b", prompt_of(11, 2)), engine.add("c", prompt_of(7, 3));
       for (const Script script : {Script{.num_prefill = 4}, Script{.num_prefill = 4}, Script{.num_drafts = 3},
                                   Script{.num_drafts = 3, .num_right = 3}, Script{.num_drafts = 2, .num_right = 1}}) {

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -64,15 +65,16 @@ TEST_CASE("a step reaches the device: arrays, tokens of the device, blocks by sl
   constexpr int kNumBytes = 16 * 1100;
   for (int i = 0; i < kNumBytes; ++i) memory.data()[i] = static_cast<std::byte>(i * 7);
   auto* ids = reinterpret_cast<std::int32_t*>(memory.data() + kNumBytes);
-  for (int i = 0; i < kTokens; ++i) ids[i] = i % 10 == 3 ? ~(i % 4) : i;
+  for (int i = 0; i < kTokens; ++i) ids[i] = i % 10 == 3 ? ~(i % 4) : i % 10 == 7 ? cuda::StepUpload::kNoToken : i;
   auto* row_slots = ids + kTokens;
   auto *num_known = row_slots + kRows, *new_begin = num_known + kRows, *new_blocks = new_begin + kRows + 1;
   const int slots[kRows] = {2, -1, 0}, known[kRows] = {2, 0, 0}, begin[kRows + 1] = {0, 1, 1, 4501};
   std::copy_n(slots, kRows, row_slots), std::copy_n(known, kRows, num_known), std::copy_n(begin, kRows + 1, new_begin);
   for (int i = 0; i < 4501; ++i) new_blocks[i] = 100 + i;
 
-  const Tensor target(DType::u8, {kNumBytes + 16}, kGpu), input_ids(DType::i32, {kTokens + 1}, kGpu);
-  const Tensor last_sampled = to_gpu(ints({50, 51, 52, 53}));
+  const Tensor target(DType::u8, {kNumBytes + 16}, kGpu), input_ids(DType::i32, {kTokens + 1}, kGpu),
+      token_ids(DType::i32, {kTokens + 1}, kGpu);
+  const Tensor kept_tokens = to_gpu(ints({50, 51, -1, 53}));
   Tensor tables(DType::i32, {4, kStride}), rows(DType::i32, {kRows, kStride});
   std::fill_n(tables.as<std::int32_t>(), tables.view().numel(), -1);
   std::fill_n(rows.as<std::int32_t>(), rows.view().numel(), -1);
@@ -83,7 +85,8 @@ TEST_CASE("a step reaches the device: arrays, tokens of the device, blocks by sl
                                         .num_bytes = kNumBytes,
                                         .source_ids = ids,
                                         .input_ids = input_ids.as<std::int32_t>(),
-                                        .last_sampled = last_sampled.as<std::int32_t>(),
+                                        .token_ids = token_ids.as<std::int32_t>(),
+                                        .kept_tokens = kept_tokens.as<std::int32_t>(),
                                         .num_tokens = kTokens,
                                         .row_slots = row_slots,
                                         .num_known = num_known,
@@ -98,9 +101,13 @@ TEST_CASE("a step reaches the device: arrays, tokens of the device, blocks by sl
   const Tensor copied = to_host(target);
   CHECK(std::memcmp(copied.view().data, memory.data(), kNumBytes) == 0);
   for (int i = 0; i < 16; ++i) CHECK(copied.as<std::uint8_t>()[kNumBytes + i] == 0);
-  const std::vector<std::int32_t> tokens = on_host(input_ids);
-  for (int i = 0; i < kTokens; ++i) REQUIRE(tokens[static_cast<std::size_t>(i)] == (i % 10 == 3 ? 50 + i % 4 : i));
-  CHECK(tokens.back() == 0);
+  const std::vector<std::int32_t> inputs = on_host(input_ids), tokens = on_host(token_ids);
+  for (int i = 0; i < kTokens; ++i) {
+    const int kept = i % 4 == 2 ? -1 : 50 + i % 4, expected = i % 10 == 3 ? kept : i % 10 == 7 ? -1 : i;
+    REQUIRE(tokens[static_cast<std::size_t>(i)] == expected);
+    REQUIRE(inputs[static_cast<std::size_t>(i)] == std::max(expected, 0));
+  }
+  CHECK(inputs.back() == 0);
 
   std::vector<std::int32_t> expected_tables(4 * kStride, -1), expected_rows(kRows * kStride, -1);
   for (auto* table : {expected_tables.data() + 2 * kStride, expected_rows.data()})

@@ -34,7 +34,9 @@ struct RunnerOptions {
   bool poison_caches = false;
   bool enforce_eager = false;  // CUDA: no graphs
   bool dummy_weights = false;  // random weights instead of the checkpoint's tensors, of which only config.json is read
-  ParallelConfig parallel{};   // size 1 is what this version runs
+  // For benches, CUDA: each draft is accepted with this probability by a script, whatever it is. < 0: as it must be.
+  float scripted_draft_acceptance = -1.0F;
+  ParallelConfig parallel{};  // size 1 is what this version runs
 };
 
 // The tokens of a step that may still run. get_output() may be called once, from the thread that drives the runner; it
@@ -149,7 +151,7 @@ class ModelRunner {
   // req_id -> its running slot.
   std::map<std::string, int> gdn_state_slots() const;
 
-  // On CUDA these two wait for all steps in flight.
+  // On CUDA these wait for all steps in flight.
   const InputBatch& input_batch() const;
   const StepInputs& last_step() const;
   const AttentionMetadataView& last_attn_meta() const;

@@ -20,17 +20,22 @@ bool DeviceSampler::needs_only_argmax(const SamplingParams& params, std::size_t 
   return params.is_greedy() && !needs_processing(params, num_output_tokens);
 }
 
-std::size_t DeviceSampler::max_slot_bytes(int vocab_size) {
-  return static_cast<std::size_t>(vocab_size) * 12 + 4096;  // counts, ids that have one, raw logits; alignment
+std::size_t DeviceSampler::max_slot_bytes(int vocab_size, int max_context) {
+  // Counts, ids that have one, raw logits; alignment.
+  return static_cast<std::size_t>(vocab_size) * (12 + 4 * static_cast<std::size_t>(max_context)) + 4096;
 }
 
-DeviceSampler::DeviceSampler(int vocab_size, int max_num_slots, int max_num_rows, const Context& ctx)
-    : ctx_(ctx), vocab_size_(vocab_size), max_num_slots_(max_num_slots), max_num_rows_(max_num_rows) {
+DeviceSampler::DeviceSampler(int vocab_size, int max_num_slots, int max_num_rows, const Context& ctx, int max_context)
+    : ctx_(ctx),
+      vocab_size_(vocab_size),
+      max_num_slots_(max_num_slots),
+      max_num_rows_(max_num_rows),
+      max_context_(max_context) {
   DELTAIC_CHECK(vocab_size > 0 && max_num_slots > 0 && max_num_rows > 0, "the device sampler has a vocabulary of ",
                 vocab_size, ", ", max_num_slots, " slots and ", max_num_rows, " rows; each must be > 0");
   if (ctx.device.type != DeviceType::cuda)
     throw Unsupported("the device sampler works on CUDA alone: use ops::sample on the CPU");
-  state_ = cuda::make_sampler_state(vocab_size, max_num_slots, ctx);
+  state_ = cuda::make_sampler_state(vocab_size, max_num_slots, max_context, ctx);
 }
 
 void DeviceSampler::set_request(int slot, const SamplingParams& params, std::span<const std::int32_t> prompt_token_ids,
@@ -60,6 +65,10 @@ void DeviceSampler::sample(const Args& args) {
                 max_num_rows_);
   check_contiguous(kOp, "slots", args.slots, ctx_, {DType::i32}, {num_rows});
   check_contiguous(kOp, "output_positions", args.output_positions, ctx_, {DType::i32}, {num_rows});
+  if (args.num_context.data != nullptr) {
+    check_contiguous(kOp, "context_ids", args.context_ids, ctx_, {DType::i32}, {num_rows, max_context_});
+    check_contiguous(kOp, "num_context", args.num_context, ctx_, {DType::i32}, {num_rows});
+  }
   check_contiguous(kOp, "token_ids", args.token_ids, ctx_, {DType::i32}, {num_rows});
   check_contiguous(kOp, "is_finite", args.is_finite, ctx_, {DType::u8}, {num_rows});
   DELTAIC_CHECK(args.num_logprobs >= -1 && args.num_logprobs <= kMaxLogprobs, "num_logprobs of the device sampler is ",
@@ -74,6 +83,17 @@ void DeviceSampler::sample(const Args& args) {
   }
   if (num_rows == 0) return;
   cuda::sample(*state_, args);
+}
+
+void DeviceSampler::add_tokens(const AddedTokens& tokens) {
+  constexpr const char* kOp = "the device sampler's add_tokens";
+  const std::int64_t num_rows = tokens.slots.shape[0];
+  check_contiguous(kOp, "slots", tokens.slots, ctx_, {DType::i32}, {num_rows});
+  check_contiguous(kOp, "output_positions", tokens.output_positions, ctx_, {DType::i32}, {num_rows});
+  check_contiguous(kOp, "token_ids", tokens.token_ids, ctx_, {DType::i32}, {num_rows, kAnySize});
+  check_contiguous(kOp, "counts", tokens.counts, ctx_, {DType::i32}, {num_rows});
+  if (num_rows == 0) return;
+  cuda::add_sampled_tokens(*state_, tokens);
 }
 
 }  // namespace deltaic::ops

@@ -29,10 +29,9 @@ namespace ops {
 //
 // Everything is enqueued on ctx.stream; nothing waits for the device. One thread at a time.
 //
-// A step with drafts would have several rows of one slot. Random numbers and min_tokens depend on output_positions
-// alone and fit already. Still missing for such rows: a draft column (the tokens before a row's position that are not
-// in the slot yet) for bad words and penalties, the update of the state by the accepted tokens only, after
-// verification, and a copy of the raw logits a row instead of a slot.
+// With drafts a slot has several rows: those of a request's newest token and of the drafts behind it. Each sees the
+// slot's tokens and the drafts in front of it (Args::context_ids), and add_tokens() brings the slot up to date once it
+// is known which of them stand.
 class DeviceSampler {
  public:
   // The most logprobs a row that sample() gives. A request with more, or with -1 (all), gets none from it: the runner
@@ -45,10 +44,11 @@ class DeviceSampler {
   // Whether a request is fine with Args::all_greedy at every output position >= num_output_tokens.
   static bool needs_only_argmax(const SamplingParams& params, std::size_t num_output_tokens);
   // The most bytes that a slot of a vocabulary can take, lists aside.
-  static std::size_t max_slot_bytes(int vocab_size);
+  static std::size_t max_slot_bytes(int vocab_size, int max_context = 0);
 
+  //   max_context  the most drafts in front of a row
   // Throws Unsupported on the CPU and in a build without CUDA, OutOfMemory.
-  DeviceSampler(int vocab_size, int max_num_slots, int max_num_rows, const Context& ctx);
+  DeviceSampler(int vocab_size, int max_num_slots, int max_num_rows, const Context& ctx, int max_context = 0);
 
   // Gives a slot in [0, max_num_slots) to a request, at admission and at readmission; replaces what it had. The params
   // must have passed validate(). output_token_ids: all generated so far; none may be a placeholder. Copies what it
@@ -62,8 +62,13 @@ class DeviceSampler {
 
   struct Args {
     TensorView logits{};            // [num_rows, vocab_size] f32, rows contiguous, any row stride; changed in place
-    TensorView slots{};             // [num_rows] i32; -1: padding. No slot twice
-    TensorView output_positions{};  // [num_rows] i32: output tokens before this one
+    TensorView slots{};             // [num_rows] i32; -1: padding. No slot twice, unless rows have a context
+    TensorView output_positions{};  // [num_rows] i32: output tokens before this one, the context included
+    // Drafts, or none: of row i the first num_context[i] ids stand in front of it, behind the tokens of its slot, and
+    // no two rows of a slot have as many. The slots' state is only read then. What a row with an id outside the
+    // vocabulary gives means nothing.
+    TensorView context_ids{};  // [num_rows, max_context] i32
+    TensorView num_context{};  // [num_rows] i32
     // A fact that the host knows: needs_only_argmax() and no logprobs for every row. Then the slots' state is neither
     // read nor written.
     bool all_greedy = false;
@@ -79,14 +84,24 @@ class DeviceSampler {
     TensorView ranks{};              // [num_rows] i32
   };
 
-  // Chooses a token a row and adds it to its slot's state (not for a row that is not finite). Allocates nothing; may be
+  // Chooses a token a row and adds it to its slot's state (not for a row that is not finite, nor with a context).
+  // Allocates nothing; may be
   // captured in a graph once one call ran outside of a capture. num_rows may be 0. Throws InvalidArgument for a tensor
   // that does not fit.
   void sample(const Args& args);
 
+  struct AddedTokens {
+    TensorView slots{};             // [num_rows] i32; -1: padding. No slot twice
+    TensorView output_positions{};  // [num_rows] i32: output tokens, these included
+    TensorView token_ids{};         // [num_rows, columns] i32
+    TensorView counts{};            // [num_rows] i32: so many of them
+  };
+  // Adds tokens to the slots' state. Throws and may be captured as sample().
+  void add_tokens(const AddedTokens& tokens);
+
  private:
   Context ctx_;
-  int vocab_size_, max_num_slots_, max_num_rows_;
+  int vocab_size_, max_num_slots_, max_num_rows_, max_context_;
   std::shared_ptr<cuda::SamplerState> state_;
 };
 
@@ -95,11 +110,13 @@ struct PackedSlot;  // sampler_slot.h
 }  // namespace ops
 
 namespace cuda {
-std::shared_ptr<SamplerState> make_sampler_state(int vocab_size, int max_num_slots, const ops::Context& ctx);
+std::shared_ptr<SamplerState> make_sampler_state(int vocab_size, int max_num_slots, int max_context,
+                                                 const ops::Context& ctx);
 void set_sampler_slot(SamplerState& state, int slot, const ops::PackedSlot& packed,
                       std::span<const std::int32_t> prompt_token_ids, std::span<const std::int32_t> output_token_ids);
 void clear_sampler_slot(SamplerState& state, int slot);
 void sample(SamplerState& state, const ops::DeviceSampler::Args& args);
+void add_sampled_tokens(SamplerState& state, const ops::DeviceSampler::AddedTokens& tokens);
 }  // namespace cuda
 
 }  // namespace deltaic

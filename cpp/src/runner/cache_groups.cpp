@@ -90,9 +90,8 @@ void check_options(const RunnerOptions& options, const KVCacheConfig& kv_cache) 
   constexpr int kMaxDecodes = 1024;  // of one launch of paged attention
   DELTAIC_CHECK(is_cpu || options.max_num_reqs <= kMaxDecodes, "max_num_reqs is ", options.max_num_reqs,
                 ", on CUDA at most ", kMaxDecodes, " requests run at once");
-  if (!is_cpu && options.num_speculative_tokens > 0)
-    throw Unsupported(detail::concat("num_speculative_tokens is ", options.num_speculative_tokens,
-                                     "; drafts are supported on the CPU only"));
+  if (is_cpu && options.scripted_draft_acceptance >= 0.0F)
+    throw Unsupported("scripted_draft_acceptance is for benches on CUDA");
   if (options.parallel.tensor_parallel_size != 1 || options.parallel.rank != 0)
     throw Unsupported(detail::concat("tensor_parallel_size is ", options.parallel.tensor_parallel_size, " and rank ",
                                      options.parallel.rank, "; this version runs a model on one device"));

@@ -17,33 +17,46 @@ namespace {
 constexpr int kPromptRows = 64;
 constexpr int kMaxColumns = ops::DeviceSampler::kMaxLogprobs;
 
-DecoderLimits limits_of(const RunnerOptions& options) {
-  DecoderLimits limits = decoder_limits(options);
-  limits.max_num_tokens = std::max(limits.max_num_tokens, options.max_num_reqs);  // a padded step of decodes
-  return limits;
+// Tokens of a row that graphs are made for: the most, and none but the newest; all between where they are few, as
+// "auto" may choose any number of drafts.
+std::vector<int> query_lens_of(const RunnerOptions& options) {
+  constexpr int kMaxAll = 2;
+  if (options.enforce_eager) return {};
+  if (options.num_speculative_tokens > kMaxAll) return {1, 1 + options.num_speculative_tokens};
+  std::vector<int> query_lens;
+  for (int drafts = 0; drafts <= options.num_speculative_tokens; ++drafts) query_lens.push_back(1 + drafts);
+  return query_lens;
 }
 
 }  // namespace
 
 CudaExecutor::CudaExecutor(const ExecutorParts& parts)
     : parts_(parts),
-      decoder_(parts.model, parts.weights, parts.ctx, limits_of(parts.options)),
+      decoder_(parts.model, parts.weights, parts.ctx, padded_decoder_limits(parts.options)),
       copier_(parts.caches.state()),
       uploader_({.max_num_reqs = parts.options.max_num_reqs,
-                 .max_num_tokens = limits_of(parts.options).max_num_tokens,
+                 .max_num_tokens = padded_decoder_limits(parts.options).max_num_tokens,
                  .block_table_row_stride =
-                     parts.groups.block_table_row_strides[static_cast<std::size_t>(parts.groups.full_attn_group)]},
+                     parts.groups.block_table_row_strides[static_cast<std::size_t>(parts.groups.full_attn_group)],
+                 .block_size = parts.groups.block_size(),
+                 .num_speculative_tokens = parts.options.num_speculative_tokens,
+                 .takes_own_drafts = parts.options.async_input_combine},
                 copier_, parts.ctx.device),
-      sampler_(parts.model.vocab_size, parts.options.max_num_reqs, parts.options.max_num_reqs, parts.ctx),
+      graph_query_lens_(query_lens_of(parts.options)),
+      sampler_(parts.model.vocab_size, parts.options.max_num_reqs,
+               parts.options.max_num_reqs * (1 + parts.options.num_speculative_tokens), parts.ctx,
+               parts.options.num_speculative_tokens),
       results_(std::make_shared<StepResults>(parts.planner, parts.model.vocab_size, parts.options.max_num_reqs,
-                                             kMaxColumns)),
-      logits_(DType::f32, {parts.options.max_num_reqs, parts.model.vocab_size}, parts.ctx.device),
-      token_ids_(DType::i32, {parts.options.max_num_reqs}, parts.ctx.device),
-      is_finite_(DType::u8, {parts.options.max_num_reqs}, parts.ctx.device),
-      ranks_(DType::i32, {parts.options.max_num_reqs}, parts.ctx.device),
-      logprob_token_ids_(DType::i32, {parts.options.max_num_reqs * (1 + kMaxColumns)}, parts.ctx.device),
-      logprobs_(DType::f32, {parts.options.max_num_reqs * (1 + kMaxColumns)}, parts.ctx.device),
+                                             parts.options.num_speculative_tokens, kMaxColumns)),
+      max_num_samples_(parts.options.max_num_reqs * (1 + parts.options.num_speculative_tokens)),
+      logits_(DType::f32, {max_num_samples_, parts.model.vocab_size}, parts.ctx.device),
+      token_ids_(DType::i32, {max_num_samples_}, parts.ctx.device),
+      is_finite_(DType::u8, {max_num_samples_}, parts.ctx.device),
+      ranks_(DType::i32, {max_num_samples_}, parts.ctx.device),
+      logprob_token_ids_(DType::i32, {max_num_samples_ * (1 + kMaxColumns)}, parts.ctx.device),
+      logprobs_(DType::f32, {max_num_samples_ * (1 + kMaxColumns)}, parts.ctx.device),
       prompt_rows_(DType::i32, {kPromptRows}, parts.ctx.device) {
+  if (parts.options.num_speculative_tokens > 0) drafts_.emplace(parts_, uploader_);
   warm_up();
 }
 
@@ -61,39 +74,65 @@ void CudaExecutor::warm_up() {
   nothing.inputs.query_start_loc = {0};
   InputBatch& batch = parts_.planner.batch();
   uploader_.upload(*parts_.stream, nothing, batch, parts_.groups.full_attn_group,
-                   std::min(kPrefillTokens, parts_.options.max_num_reqs));
+                   {.num_rows = std::min(kPrefillTokens, parts_.options.max_num_reqs)});
   ForwardInputs prefill = uploader_.inputs();
   prefill.num_decodes = prefill.gdn.num_decodes = 0;
+  prefill.gdn.num_accepted = prefill.gdn.snapshot_slots = prefill.gdn.snapshot_offsets = {};
   decoder_.forward(prefill, parts_.caches.views());
 
   std::vector<std::shared_ptr<StepResult>> results;  // as many as there may be in flight have their memory then
   for (int i = 0; i < 3; ++i) results.push_back(results_->open());
-  is_graph_step_ = !parts_.options.enforce_eager;
-  const int max_num_rows = is_graph_step_ ? parts_.options.max_num_reqs : 1;
-  for (int rows = max_num_rows; rows > 0; --rows) {
-    if (padded_num_rows(rows, max_num_rows) != rows) continue;
-    run_forward(nothing, rows);
-    for (const bool all_greedy : {true, false}) enqueue_samples({.all_greedy = all_greedy}, *results.front());
-  }
+  const auto run = [&](StepUploader::Frame frame, int num_drafts) {
+    run_forward(nothing, frame);
+    for (const bool all_greedy : {true, false})
+      enqueue_samples({.all_greedy = all_greedy, .num_drafts = num_drafts}, *results.front());
+  };
+  if (graph_query_lens_.empty()) run({.num_rows = 1}, parts_.options.num_speculative_tokens);
+  is_warming_up_ = true;
+  for (int rows = parts_.options.max_num_reqs; rows > 0; --rows)
+    if (padded_num_rows(rows, parts_.options.max_num_reqs) == rows)
+      for (const int query_len : graph_query_lens_) run({.num_rows = rows, .query_len = query_len}, query_len - 1);
+  is_warming_up_ = false;
   parts_.stream->wait();
 }
 
-void CudaExecutor::forward(const StepPlan& plan) {
-  is_graph_step_ = plan.num_decodes == plan.num_rows && !parts_.options.enforce_eager;
-  run_forward(plan, is_graph_step_ ? padded_num_rows(plan.num_rows, parts_.options.max_num_reqs) : plan.num_rows);
+StepUploader::Frame CudaExecutor::frame_of(const StepPlan& plan) const {
+  if (plan.num_decodes != plan.num_rows || graph_query_lens_.empty()) return {.num_rows = plan.num_rows};
+  int longest = 1;
+  for (int i = 0; i < plan.num_rows; ++i)
+    longest = std::max(longest, parts_.planner.batch().row(i).num_scheduled_tokens);
+  return {.num_rows = padded_num_rows(plan.num_rows, parts_.options.max_num_reqs),
+          .query_len = *std::lower_bound(graph_query_lens_.begin(), graph_query_lens_.end(), longest)};
 }
 
-void CudaExecutor::run_forward(const StepPlan& plan, int num_rows) {
-  uploader_.upload(*parts_.stream, plan, parts_.planner.batch(), parts_.groups.full_attn_group, num_rows);
+void CudaExecutor::run_graph(StepGraphs::Part part, int num_drafts, const std::function<void()>& enqueue) {
+  const StepGraphs::Key key{
+      .part = part, .num_rows = frame_.num_rows, .query_len = frame_.query_len, .num_drafts = num_drafts};
+  if (is_warming_up_)
+    graphs_.record(*parts_.stream, key, enqueue);
+  else
+    graphs_.run(*parts_.stream, key, enqueue);
+}
+
+void CudaExecutor::forward(const StepPlan& plan) { run_forward(plan, frame_of(plan)); }
+
+void CudaExecutor::run_forward(const StepPlan& plan, StepUploader::Frame frame) {
+  frame_ = frame;
+  uploader_.upload(*parts_.stream, plan, parts_.planner.batch(), parts_.groups.full_attn_group, frame);
   copy_states(uploader_.copies_before());
-  ForwardInputs inputs = uploader_.inputs();
-  if (is_graph_step_) {
-    inputs.max_seq_len = parts_.options.max_model_len;
-    graphs_.run(*parts_.stream, {.part = StepGraphs::Part::forward, .num_rows = num_rows},
-                [&] { graph_hidden_states_[num_rows] = decoder_.forward(inputs, parts_.caches.views()); });
-    hidden_states_ = graph_hidden_states_[num_rows];
+  inputs_ = uploader_.inputs();
+  const bool is_graph_step = frame.query_len > 0;
+  if (is_graph_step) inputs_.max_seq_len = parts_.options.max_model_len;
+  const auto run = [&] {
+    if (drafts_) drafts_->place();
+    hidden_states_ = decoder_.forward(inputs_, parts_.caches.views());
+  };
+  if (is_graph_step) {
+    TensorView& hidden_states = graph_hidden_states_[{frame.num_rows, frame.query_len}];
+    run_graph(StepGraphs::Part::forward, 0, [&] { run(), hidden_states = hidden_states_; });
+    hidden_states_ = hidden_states;
   } else {
-    hidden_states_ = decoder_.forward(inputs, parts_.caches.views());
+    run();
   }
   copy_states(uploader_.copies_after());
 }
@@ -116,10 +155,15 @@ AsyncModelRunnerOutput CudaExecutor::sample(const StepPlan& plan) {
         !add_prompt_logprobs(plan.inputs.query_start_loc[static_cast<std::size_t>(i)], row, output))
       output.failed_req_ids.push_back(row.req_id);
   }
-  const Wishes wishes = add_samples(*result);
-  if (!result->samples.empty()) enqueue_samples(wishes, *result);
+  Wishes wishes = add_samples(*result);
+  wishes.num_drafts = result->samples.empty() ? 0 : plan.num_drafts;
+  result->makes_drafts = parts_.mtp_weights != nullptr;
+  if (!result->samples.empty() || drafts_) enqueue_samples(wishes, *result);
   result->is_done.record(*parts_.stream);
-  for (const StepResult::Sample& sample : result->samples) batch.append_sampled_token(sample.row, result->placeholder);
+  for (const StepResult::Sample& sample : result->samples) {
+    for (int j = 0; j <= sample.num_drafts; ++j) batch.append_sampled_token(sample.row, result->placeholder);
+    batch.row(sample.row).was_sampled = true;
+  }
   return AsyncModelRunnerOutput([results = results_, result] {
     results->read(*result);
     return std::move(result->output);
@@ -130,11 +174,13 @@ CudaExecutor::Wishes CudaExecutor::add_samples(StepResult& result) {
   InputBatch& batch = parts_.planner.batch();
   const auto& failed = result.output.failed_req_ids;
   Wishes wishes;
+  int num_samples = 0;
   for (const int i : uploader_.sampled_rows()) {
     BatchRow& row = batch.row(i);
     if (!row.is_in_sampler) register_request(row);
     const SamplingParams& params = row.sampling_params;
-    StepResult::Sample sample{.row = i, .position = row.num_tokens()};
+    StepResult::Sample sample{.row = i, .first = num_samples, .num_drafts = row.num_draft_tokens};
+    num_samples += 1 + row.num_draft_tokens;
     sample.is_wanted = std::find(failed.begin(), failed.end(), row.req_id) == failed.end();
     if (params.logprobs) {
       if (ops::DeviceSampler::gives_logprobs(params)) {
@@ -142,7 +188,7 @@ CudaExecutor::Wishes CudaExecutor::add_samples(StepResult& result) {
         wishes.num_logprobs = std::max(wishes.num_logprobs, *params.logprobs);
       } else {
         sample.num_host_logprobs = *params.logprobs;
-        result.logits_samples.push_back(static_cast<int>(result.samples.size()));
+        for (int index = sample.first; index < num_samples; ++index) result.logits_samples.push_back(index);
       }
     }
     wishes.all_greedy =
@@ -199,24 +245,31 @@ void CudaExecutor::enqueue_samples(const Wishes& wishes, StepResult& result) {
                                 .num_logprobs = wishes.num_logprobs,
                                 .token_ids = token_ids_.view().slice(0, num_rows),
                                 .is_finite = is_finite_.view().slice(0, num_rows)};
+  if (drafts_) args.context_ids = drafts_->context_ids(), args.num_context = uploader_.num_context();
   if (wishes.num_logprobs >= 0) {
     const std::int64_t columns = 1 + wishes.num_logprobs;
     args.logprob_token_ids = logprob_token_ids_.view().slice(0, num_rows * columns).reshape({num_rows, columns});
     args.logprobs = logprobs_.view().slice(0, num_rows * columns).reshape({num_rows, columns});
     args.ranks = ranks_.view().slice(0, num_rows);
   }
-  const auto compute_logits = [&] { decoder_.compute_logits(hidden_states_, uploader_.logits_indices(), logits); };
-  if (is_graph_step_ && wishes.num_logprobs < 0 && result.logits_samples.empty()) {
-    const auto part = wishes.all_greedy ? StepGraphs::Part::argmax : StepGraphs::Part::sample;
-    graphs_.run(*parts_.stream, {.part = part, .num_rows = static_cast<int>(num_rows)}, [&] {
-      compute_logits();
-      sampler_.sample(args);
-    });
-  } else {
-    compute_logits();
+  const auto run = [&] {
+    decoder_.compute_logits(hidden_states_, uploader_.logits_indices(), logits);
     fetch_logits(result);
     sampler_.sample(args);
-  }
+    if (!drafts_) return;
+    drafts_->verify_and_draft({.hidden_states = hidden_states_,
+                               .inputs = inputs_,
+                               .logits = logits_.view(),
+                               .token_ids = token_ids_.view(),
+                               .is_finite = is_finite_.view(),
+                               .all_greedy = wishes.all_greedy},
+                              wishes.num_drafts, sampler_);
+  };
+  const auto part = wishes.all_greedy ? StepGraphs::Part::argmax : StepGraphs::Part::sample;
+  if (frame_.query_len > 0 && wishes.num_logprobs < 0 && result.logits_samples.empty())
+    run_graph(part, wishes.num_drafts, run);
+  else
+    run();
   fetch_tokens(args, result);
 }
 
@@ -235,27 +288,41 @@ void CudaExecutor::fetch_logits(StepResult& result) {
 void CudaExecutor::fetch_tokens(const ops::DeviceSampler::Args& args, StepResult& result) {
   const auto num_samples = result.samples.size();
   if (num_samples == 0) return;
-  cuda::commit_tokens(parts_.ctx.stream, {.token_ids = args.token_ids.as<std::int32_t>(),
-                                          .is_finite = args.is_finite.as<std::uint8_t>(),
-                                          .slots = args.slots.as<std::int32_t>(),
-                                          .num_rows = static_cast<std::int32_t>(num_samples),
-                                          .last_sampled = uploader_.last_sampled().as<std::int32_t>(),
-                                          .host_token_ids = result.token_ids,
-                                          .host_is_finite = result.is_finite});
+  if (drafts_)
+    drafts_->fetch(result);
+  else
+    cuda::commit_tokens(parts_.ctx.stream, {.token_ids = args.token_ids.as<std::int32_t>(),
+                                            .is_finite = args.is_finite.as<std::uint8_t>(),
+                                            .slots = args.slots.as<std::int32_t>(),
+                                            .num_rows = static_cast<std::int32_t>(num_samples),
+                                            .last_sampled = uploader_.kept_tokens().as<std::int32_t>(),
+                                            .host_token_ids = result.token_ids,
+                                            .host_is_finite = result.is_finite});
   if (args.num_logprobs < 0) return;
   result.columns = args.num_logprobs;
-  const std::size_t entries = num_samples * (1 + static_cast<std::size_t>(args.num_logprobs));
+  const auto num_rows = static_cast<std::size_t>(uploader_.num_samples());  // of logits
+  const std::size_t entries = num_rows * (1 + static_cast<std::size_t>(args.num_logprobs));
   cuda::copy_async(*parts_.stream, result.logprob_token_ids, args.logprob_token_ids.data, entries * 4);
   cuda::copy_async(*parts_.stream, result.logprobs, args.logprobs.data, entries * 4);
-  cuda::copy_async(*parts_.stream, result.ranks, args.ranks.data, num_samples * 4);
+  cuda::copy_async(*parts_.stream, result.ranks, args.ranks.data, num_rows * 4);
 }
 
 void CudaExecutor::settle(StepPlan& plan) {
   parts_.stream->wait();
   results_->read_all();
   auto& ids = plan.inputs.input_token_ids;
-  if (std::none_of(ids.begin(), ids.end(), [](std::int32_t id) { return id < 0; })) return;
-  cuda::copy_and_wait(ids.data(), uploader_.inputs().input_ids.data, ids.size() * sizeof(std::int32_t));
+  const auto fetch = [](auto& values, const void* from) {
+    using Value = typename std::remove_reference_t<decltype(values)>::value_type;
+    if (!values.empty()) cuda::copy_and_wait(values.data(), from, values.size() * sizeof(Value));
+  };
+  if (drafts_ || std::any_of(ids.begin(), ids.end(), [](std::int32_t id) { return id < 0; }))
+    fetch(ids, uploader_.inputs().input_ids.data);
+  if (!drafts_) return;
+  const StepArrays& arrays = uploader_.arrays();
+  fetch(plan.inputs.positions, arrays.positions);
+  fetch(plan.attention.seq_lens, arrays.seq_lens);
+  fetch(plan.attention.slot_mapping, arrays.slot_mapping);
+  fetch(plan.gdn.view.num_accepted_tokens, arrays.num_accepted);
 }
 
 }  // namespace deltaic

@@ -34,6 +34,7 @@ struct BatchRow {
   int verified_begin = 0;
   bool has_replay = false;  // its step before the last was verified too: ops::InitialState::replay
   bool was_sampled = false;
+  bool follows_sample = false;  // was_sampled, of the step before the current one
 
   // Of its tokens, what the draft module's cache holds: the first num_drafted_tokens (-1: not known yet); then the
   // hidden states that the module has not read yet, a row a token. With a gap it holds no more, and nothing is drafted.
@@ -49,17 +50,27 @@ struct BatchRow {
   int slot = -1;                // in [0, max_num_reqs), from admission to the end: the batch gives it
   int num_uploaded_blocks = 0;  // of the attention group
   bool is_in_sampler = false;   // params and all of token_ids but those in flight
+  int num_rejected_drafts = 0;  // of those that were read back since its first step
 
   // Nothing of the drafts of its earlier life is left.
   void forget_drafts() {
     num_accepted_tokens = 1;
     scheduled_draft_ids.clear(), draft_token_ids.clear();
-    was_verified = was_sampled = has_replay = false;
+    was_verified = was_sampled = follows_sample = has_replay = false;
+    num_rejected_drafts = 0;
     verified_begin = 0;
     num_drafted_tokens = -1;
     has_draft_gap = false;
     pending_hidden.clear();
   }
+  // Of a step whose tokens were put at `position`, so many drafts turn out wrong: what was planned behind them moves.
+  void drop_rejected(int position, int count) {
+    num_rejected_drafts += count;
+    for (int* token : {&num_computed_tokens, &verified_begin})
+      if (*token >= position) *token -= count;
+  }
+  // Its step before the current one was not read yet: where the current one begins depends on what was accepted there.
+  bool may_begin_earlier() const { return follows_sample && token_ids.back() < 0; }
   int num_tokens() const { return static_cast<int>(token_ids.size()); }
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
   int seq_len() const { return num_computed_tokens + num_scheduled_tokens; }

@@ -37,6 +37,7 @@ void check_device_memory(const CacheGroups& groups, std::int64_t num_blocks, con
   if (options.device.type == DeviceType::cpu) return;
   std::int64_t kv_bytes = 0, state_bytes = 0;
   for (const FullAttentionSpec& spec : groups.attention_specs) kv_bytes += num_blocks * spec.page_size_bytes();
+  if (groups.draft_group >= 0) kv_bytes += num_blocks * groups.draft_spec.page_size_bytes();
   for (const MambaSpec& spec : groups.state_specs)
     state_bytes += groups.num_state_slots() * spec.page_size_bytes() + groups.num_running_slots * spec.replay_bytes();
   const DeviceMemory memory = device_memory(options.device);

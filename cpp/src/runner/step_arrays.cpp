@@ -1,5 +1,7 @@
 #include "cpp/src/runner/step_arrays.h"
 
+#include <initializer_list>
+
 namespace deltaic {
 
 StepArrays StepArrays::at(std::byte* base, const StepSizes& sizes) {
@@ -18,6 +20,12 @@ StepArrays StepArrays::at(std::byte* base, const StepSizes& sizes) {
   take(arrays.logits_indices, sizes.num_samples);
   take(arrays.sample_slots, sizes.num_samples);
   take(arrays.output_positions, sizes.num_samples);
+  if (sizes.with_drafts) {
+    for (auto* array : {&arrays.row_slots, &arrays.num_rejected, &arrays.num_accepted, &arrays.first_samples,
+                        &arrays.capacities, &arrays.next_ids, &arrays.snapshot_slots, &arrays.snapshot_offsets})
+      take(*array, sizes.num_rows);
+    take(arrays.num_context, sizes.num_samples);
+  }
   take(arrays.copy_sources, sizes.num_copies);
   take(arrays.copy_destinations, sizes.num_copies);
   take(arrays.copy_sizes, sizes.num_copies);

@@ -10,6 +10,7 @@ struct StepSizes {
   int num_rows = 0;     // padding included
   int num_samples = 0;  // rows that sample, padding included
   int num_copies = 0;   // of state tensors
+  bool with_drafts = false;
 };
 
 // The arrays of a step that go to the device as they are, one after the other in one block: the host writes them and
@@ -25,6 +26,18 @@ struct StepArrays {
   std::int32_t* logits_indices = nullptr;     // [num_samples]
   std::int32_t* sample_slots = nullptr;       // [num_samples]: of the request
   std::int32_t* output_positions = nullptr;   // [num_samples]
+
+  // With drafts (draft_kernels.h: DraftRows, PlaceTokens, VerifyTokens).
+  std::int32_t* row_slots = nullptr;  // [num_rows], as those below
+  std::int32_t* num_rejected = nullptr;
+  std::int32_t* num_accepted = nullptr;  // of GdnSequences
+  std::int32_t* first_samples = nullptr;
+  std::int32_t* capacities = nullptr;
+  std::int32_t* next_ids = nullptr;
+  std::int32_t* snapshot_slots = nullptr;  // of GdnSequences
+  std::int32_t* snapshot_offsets = nullptr;
+  std::int32_t* num_context = nullptr;  // [num_samples]: of DeviceSampler::Args
+
   std::int64_t* copy_sources = nullptr;       // [num_copies]: addresses
   std::int64_t* copy_destinations = nullptr;  // [num_copies]
   std::int64_t* copy_sizes = nullptr;         // [num_copies]: bytes

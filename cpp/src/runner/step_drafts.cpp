@@ -1,6 +1,7 @@
 #include "cpp/src/runner/step_drafts.h"
 
 #include <cassert>
+#include <utility>
 
 #include "cpp/src/runner/batch_reorder.h"
 
@@ -32,7 +33,7 @@ void take_drafts(const SchedulerOutput& step, bool combine, InputBatch& batch) {
     row.was_verified = region_of(row) == RowRegion::decode;
     assert(row.was_verified || !row.has_replay);  // check_step
     row.verified_begin = row.num_computed_tokens;
-    row.was_sampled = false;
+    row.follows_sample = std::exchange(row.was_sampled, false);
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include <deltaic/error.h>
@@ -54,6 +55,13 @@ inline DecoderLimits decoder_limits(const RunnerOptions& options) {
           .max_model_len = options.max_model_len,
           .max_num_decodes = options.max_num_reqs,
           .max_decode_query_len = 1 + options.num_speculative_tokens};
+}
+
+// The same on CUDA, where steps of decodes are padded.
+inline DecoderLimits padded_decoder_limits(const RunnerOptions& options) {
+  DecoderLimits limits = decoder_limits(options);
+  limits.max_num_tokens = std::max(limits.max_num_tokens, limits.max_num_decodes * limits.max_decode_query_len);
+  return limits;
 }
 
 }  // namespace deltaic

@@ -9,11 +9,15 @@ int padded_num_rows(int num_rows, int max_num_rows) {
   return std::min((num_rows + step - 1) / step * step, max_num_rows);
 }
 
-void StepGraphs::run(const cuda::Stream& stream, const Key& key, const std::function<void()>& enqueue) {
-  const auto found = graphs_.find(key);
-  if (found != graphs_.end()) return found->second.launch(stream);
+void StepGraphs::record(const cuda::Stream& stream, const Key& key, const std::function<void()>& enqueue) {
   enqueue();
   graphs_.emplace(key, cuda::Graph(stream, enqueue));
+}
+
+void StepGraphs::run(const cuda::Stream& stream, const Key& key, const std::function<void()>& enqueue) const {
+  const auto found = graphs_.find(key);
+  if (found == graphs_.end()) return enqueue();
+  found->second.launch(stream);
 }
 
 }  // namespace deltaic

@@ -13,19 +13,22 @@ namespace deltaic {
 // 64, of 16 to 256 and of 32 beyond, at most max_num_rows.
 int padded_num_rows(int num_rows, int max_num_rows);
 
-// The graphs of a runner's decode steps. What runs for the first time runs without one, which also brings libraries and
-// modules to the device, and is recorded then; the runner sees to it that this is before the first request.
+// The graphs of a runner's decode steps, recorded before its first request.
 class StepGraphs {
  public:
   enum class Part : std::uint8_t { forward, argmax, sample };
   struct Key {
     Part part = Part::forward;
     int num_rows = 0;
+    int query_len = 1;   // tokens a row: its newest, and drafts
+    int num_drafts = 0;  // that are made behind it, for argmax and sample
     friend auto operator<=>(const Key&, const Key&) = default;
   };
 
-  // Launches the graph of `key`, or enqueues and records it. `enqueue` must enqueue the same for the same key.
-  void run(const cuda::Stream& stream, const Key& key, const std::function<void()>& enqueue);
+  // Enqueues, which also brings libraries and modules to the device, and then records what `enqueue` enqueues.
+  void record(const cuda::Stream& stream, const Key& key, const std::function<void()>& enqueue);
+  // Launches the graph of `key`, or enqueues where there is none. `enqueue` must be what was recorded.
+  void run(const cuda::Stream& stream, const Key& key, const std::function<void()>& enqueue) const;
 
  private:
   std::map<Key, cuda::Graph> graphs_;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "cpp/src/ops/context.h"
 
@@ -17,10 +18,13 @@ struct StepUpload {
   std::byte* target = nullptr;
   std::int64_t num_bytes = 0;
 
-  // input_ids[i] = source_ids[i], or last_sampled[~source_ids[i]] where that is negative.
+  // token_ids[i] = source_ids[i], or kept_tokens[~source_ids[i]] where that is negative, or -1 where it is kNoToken.
+  // input_ids[i] is the same, but 0 for -1.
+  static constexpr std::int32_t kNoToken = std::numeric_limits<std::int32_t>::min();
   const std::int32_t* source_ids = nullptr;  // [num_tokens]
   std::int32_t* input_ids = nullptr;
-  std::int32_t* last_sampled = nullptr;  // [num_slots]
+  std::int32_t* token_ids = nullptr;    // may be null
+  std::int32_t* kept_tokens = nullptr;  // [columns, num_slots]
   std::int32_t num_tokens = 0;
 
   // A request keeps its blocks in the row of slot_tables that is its slot. Row i of the step gives it the new_blocks

@@ -62,7 +62,7 @@ void StepPlanner::plan_copies(const SchedulerOutput& step) {
       if (row.was_verified) {
         // What a verified step does not reach, or began behind, is another step's.
         const int offset = copy.num_tokens - row.num_computed_tokens - 1;
-        if (offset < 0 || copy.num_tokens > row.seq_len()) continue;
+        if ((offset < 0 && !row.may_begin_earlier()) || copy.num_tokens > row.seq_len()) continue;
         plan_.gdn.snapshot_slots[static_cast<std::size_t>(index)] = copy.snapshot_slot;
         plan_.gdn.snapshot_offsets[static_cast<std::size_t>(index)] = offset;
       } else {

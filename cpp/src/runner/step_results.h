@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 #include <vector>
 
 #include <deltaic/runner.h>
@@ -12,23 +12,43 @@
 
 namespace deltaic {
 
+// What a step with drafts gives, by row of the step and in words: cuda::VerifiedRows, in one piece.
+struct VerifiedWords {
+  VerifiedWords(std::int32_t* words, int num_rows, int max_drafts)
+      : token_ids(words),
+        counts(token_ids + std::int64_t{num_rows} * (1 + max_drafts)),
+        is_finite(counts + num_rows),
+        drafts(is_finite + num_rows) {}
+  static std::int64_t count(int num_rows, int max_drafts) { return std::int64_t{num_rows} * (3 + 2 * max_drafts); }
+
+  std::int32_t* token_ids;  // [num_rows, 1 + max_drafts]
+  std::int32_t* counts;     // [num_rows], as is_finite
+  std::int32_t* is_finite;
+  std::int32_t* drafts;  // [num_rows, max_drafts]
+};
+
 // What a step sampled, on its way to the host. The device writes the pinned arrays.
 struct StepResult {
   // One row that samples.
   struct Sample {
     int row = 0;                // of the output
-    int position = 0;           // of its token in BatchRow::token_ids
+    int first = 0;              // of its rows of logits, one a token
+    int num_drafts = 0;         // that were verified
     int num_logprobs = -1;      // wanted from the arrays below; -1: none
     int num_host_logprobs = 0;  // wanted from the logits below, if they have the row; -1: all
     bool is_wanted = true;      // false: the request failed already
   };
-  std::int32_t placeholder = -1;  // stands for its tokens in the batch; of no other step in flight
-  ModelRunnerOutput output;       // complete but for the samples
+  std::int32_t placeholder =
+      -1;                    // stands for its tokens in the batch, 1 + num_drafts a row; of no other step in flight
+  ModelRunnerOutput output;  // complete but for the samples
   std::vector<Sample> samples;
 
-  // [num_samples] each, and [num_samples, 1 + columns].
+  // [num_samples] each, by row of logits, and [num_samples, 1 + columns]. With drafts the first two are not used:
   std::int32_t* token_ids = nullptr;
   std::uint8_t* is_finite = nullptr;
+  std::int32_t* verified = nullptr;  // VerifiedWords of num_rows, padding included
+  int num_rows = 0;
+  bool makes_drafts = false;
   std::int32_t* ranks = nullptr;
   std::int32_t* logprob_token_ids = nullptr;
   float* logprobs = nullptr;
@@ -50,7 +70,7 @@ struct StepResult {
 class StepResults {
  public:
   // max_columns: the most logprobs a row that the device gives. The planner's batch gets the tokens as they are read.
-  StepResults(StepPlanner& planner, int vocab_size, int max_num_samples, int max_columns);
+  StepResults(StepPlanner& planner, int vocab_size, int max_num_rows, int max_drafts, int max_columns);
 
   // An empty result for the next step: its arrays are no longer in use.
   std::shared_ptr<StepResult> open();
@@ -62,14 +82,15 @@ class StepResults {
   void detach() { planner_ = nullptr; }
 
  private:
-  void take_token(StepResult& result, std::size_t index);
-  // No token: the row failed.
-  void replace_placeholder(const StepResult& result, const StepResult::Sample& sample,
-                           std::optional<std::int32_t> token);
+  void take_tokens(StepResult& result, const StepResult::Sample& sample);
+  void take_logprobs(StepResult& result, const StepResult::Sample& sample, int index, std::int32_t token) const;
+  // No tokens: the row failed.
+  void replace_placeholders(const StepResult& result, const StepResult::Sample& sample,
+                            std::span<const std::int32_t> tokens);
 
   StepPlanner* planner_;
   std::int64_t vocab_size_;
-  int max_num_samples_, max_columns_;
+  int max_num_rows_, max_drafts_, max_columns_;
   std::int32_t last_placeholder_ = 0;
   std::vector<std::shared_ptr<StepResult>> pool_;
 };
