@@ -244,7 +244,8 @@ def test_auto_changes_no_token() -> None:
         while bench.scheduler.has_unfinished_requests() or bench.in_flight:
             bench.advance(depth)
             clock += 1
-            bench.scheduler.observe_time(1.0 + clock % 7)
+            if steady := bench.scheduler.steady:
+                bench.scheduler.drafts.observe_step(steady.num_requests, steady.num_drafts, 1.0 + clock % 7)
         bench.check_tokens()
         lengths = {len(drafts) for step in [bench.last] for drafts in step.scheduled_spec_decode_tokens.values()}
         assert lengths <= {1, 2, 3}

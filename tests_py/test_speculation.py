@@ -12,6 +12,7 @@ from deltaic import _core
 from deltaic.engine_config import EngineConfig
 from deltaic.llm import LLM
 from deltaic.sampling_params import SamplingParams
+from device import DEVICE
 from test_invariance import Job, make_engine, make_jobs, run
 from test_parity import load_golden, prompts_of
 from test_parity_drafts import WITH_MODULE, each_checkpoint
@@ -128,7 +129,13 @@ def test_log_probabilities_are_those_without_drafts(num_logprobs: int, async_sch
                         entries[output.req_id].append((entry.token_ids, entry.logprobs, entry.rank))
         return entries
 
-    assert logprobs(3) == logprobs(0)
+    with_drafts, without = logprobs(3), logprobs(0)
+    if DEVICE == "cpu":
+        assert with_drafts == without
+    for req_id, entries in without.items():  # on CUDA sums of attention depend on how many keys a step sees
+        for (ids, values, rank), (wanted_ids, wanted, wanted_rank) in zip(with_drafts[req_id], entries, strict=True):
+            assert (ids, rank) == (wanted_ids, wanted_rank)
+            assert values == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -160,7 +167,7 @@ def test_the_bundled_model_gives_the_same_text_and_accepts_drafts(default_model:
     count = 200 if num_drafts == 2 else 40
     texts = {}
     for drafts in (0, num_drafts):
-        llm = LLM(speculative_tokens=drafts, max_model_len=256, num_threads=2)
+        llm = LLM(speculative_tokens=drafts, max_model_len=256, num_threads=2, dtype="float32")
         texts[drafts] = [output.outputs[0].token_ids for output in llm.generate(prompts[:count], params)]
         metrics = llm.get_metrics()
         if drafts:

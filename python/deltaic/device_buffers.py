@@ -9,7 +9,8 @@ _CHUNK_TOKENS = 64
 _KEY_TILE_BYTES = 2 * 64 * 128 * 2  # of a chunk and key head in the chunked delta rule: keys and queries
 _VALUE_TILE_BYTES = 2 * 64 * 128 * 2 + 64 * 64 * 2 + 2 * 64 * 4  # and of a value head: two matrices, scores, decays
 _MAX_KEY_SPLITS = 64  # of a request in decode attention
-_SAMPLER_BYTES_PER_SCORE = 16  # of a request and a word of the vocabulary: the logit, its copy, two counts
+_ROW_BYTES_PER_SCORE = 8  # of a row of logits and a word of the vocabulary: the logit and its copy
+_COUNT_BYTES_PER_SCORE = 8  # of a request and a word of the vocabulary: how often it came, and the list of those
 
 
 def activation_bytes(
@@ -23,9 +24,21 @@ def activation_bytes(
     return hidden_states + max(*mixers, _feed_forward_bytes(model, placement, num_tokens))
 
 
-def sampler_bytes(model: _core.ModelConfig, placement: Placement, num_seqs: int) -> int:
+def draft_module_bytes(
+    model: _core.ModelConfig, placement: Placement, num_tokens: int, num_seqs: int, max_model_len: int
+) -> int:
+    """Return the bytes of what the draft module, a layer of full attention, has of its own."""
+    hidden_states = 5 * num_tokens * model.hidden_size * DTYPE_BYTES[placement.dtype]
+    mixer = _full_attention_bytes(model, placement, num_tokens, num_seqs, max_model_len)
+    return hidden_states + max(mixer, _feed_forward_bytes(model, placement, num_tokens))
+
+
+def sampler_bytes(model: _core.ModelConfig, placement: Placement, num_seqs: int, num_drafts: int = 0) -> int:
     """Return the bytes of logits and, on a GPU, the most that requests with penalties and logprobs need."""
-    return num_seqs * model.vocab_size * (_SAMPLER_BYTES_PER_SCORE if placement.is_cuda else 4)
+    num_rows = num_seqs * (1 + num_drafts)
+    if not placement.is_cuda:
+        return num_rows * model.vocab_size * 4
+    return model.vocab_size * (num_rows * _ROW_BYTES_PER_SCORE + num_seqs * _COUNT_BYTES_PER_SCORE)
 
 
 def metadata_bytes(placement: Placement, num_tokens: int, num_seqs: int, max_model_len: int, block_size: int) -> int:

@@ -18,7 +18,7 @@ from deltaic.draft_stats import DraftStats
 from deltaic.engine_config import EngineConfig
 from deltaic.memory_plan import MemoryPlan, plan_memory
 from deltaic.request import EngineOutput, Request
-from deltaic.scheduler import Scheduler
+from deltaic.scheduler import Scheduler, SteadyStep
 from deltaic.scheduler_config import SchedulerConfig
 from deltaic.speculation import plan_speculation
 
@@ -48,6 +48,16 @@ class EngineStats:
         return 1.0 - self.num_free_blocks / self.num_total_blocks
 
 
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step whose tokens were not read yet."""
+
+    step: _core.SchedulerOutput
+    pending: _core.AsyncModelRunnerOutput
+    steady: SteadyStep | None
+    started: float  # when it was enqueued
+
+
 class Engine:
     """Run requests on one model. Not thread-safe.
 
@@ -64,6 +74,7 @@ class Engine:
         async_scheduling: bool = True,
         memory_plan: MemoryPlan | None = None,
         drafts: DraftPolicy | None = None,
+        runs_ahead: bool = False,  # the runner's steps still run when sample_tokens_async() returns
     ) -> None:
         self.runner = runner
         self.memory_plan = memory_plan
@@ -73,13 +84,19 @@ class Engine:
         self.on_schedule: Callable[[_core.SchedulerOutput], None] | None = None  # called with each step before it runs
         self._cache = cache
         self._scheduler = Scheduler(scheduler_config, cache, drafts)
-        self._in_flight: deque[tuple[_core.SchedulerOutput, _core.AsyncModelRunnerOutput]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
+        self._runs_ahead = runs_ahead
+        self._last_read = 0.0  # when the tokens of a step were read
         self._aborted: list[EngineOutput] = []  # to be returned by the next step
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path, config: EngineConfig | None = None) -> Engine:
+    def from_checkpoint(
+        cls, path: str | Path, config: EngineConfig | None = None, *, scripted_draft_acceptance: float | None = None
+    ) -> Engine:
         """Load a checkpoint folder, or make random weights for a config.json, and divide the memory for its caches.
 
+        scripted_draft_acceptance is for benches on CUDA alone: each draft is then accepted with this probability,
+        whatever it is, and the tokens mean nothing.
         Raises ValueError or MemoryError with the numbers for a size that the user set and that does not fit.
         """
         config = config or EngineConfig()
@@ -100,6 +117,7 @@ class Engine:
             poison_caches=config.poison_caches,
             enforce_eager=config.enforce_eager,
             dummy_weights=config.load_format == "dummy",
+            scripted_draft_acceptance=-1.0 if scripted_draft_acceptance is None else scripted_draft_acceptance,
         )
         try:
             runner = _core.ModelRunner(path, kv_cache, options)
@@ -124,6 +142,7 @@ class Engine:
             async_scheduling=config.async_scheduling,
             memory_plan=plan,
             drafts=speculation.policy,
+            runs_ahead=placement.is_cuda,
         )
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -209,8 +228,10 @@ class Engine:
             except Exception as error:
                 outputs += self._read_until(0)  # the steps before it are good
                 return outputs + self._fail(error)
-            scheduler.observe_time(time.perf_counter() - started)
-            self._in_flight.append((step, pending))
+            ended = time.perf_counter()
+            self._in_flight.append(_InFlight(step, pending, scheduler.steady, started))
+            if not self._runs_ahead:
+                self._observe(scheduler.steady, ended - started)
             outputs += self._read_until(1 if self.async_scheduling else 0)
         elif self._in_flight:
             outputs += self._read_until(0)
@@ -225,12 +246,22 @@ class Engine:
         """Take the outputs of the oldest steps until so many are left in flight."""
         outputs: list[EngineOutput] = []
         while len(self._in_flight) > num_in_flight:
-            step, pending = self._in_flight.popleft()
+            flight = self._in_flight.popleft()
             try:
-                outputs += self._scheduler.update(step, pending.get_output())
+                output = flight.pending.get_output()
+                if self._runs_ahead:
+                    # The device took it up when it was there, and the step before had ended.
+                    now = time.perf_counter()
+                    self._observe(flight.steady, now - max(flight.started, self._last_read))
+                    self._last_read = now
+                outputs += self._scheduler.update(flight.step, output)
             except Exception as error:
                 return outputs + self._fail(error)
         return outputs
+
+    def _observe(self, steady: SteadyStep | None, seconds: float) -> None:
+        if steady is not None:
+            self._scheduler.drafts.observe_step(steady.num_requests, steady.num_drafts, seconds)
 
     def _fail(self, error: Exception) -> list[EngineOutput]:
         logger.error("a step failed; its requests end with an error, the engine goes on", exc_info=error)

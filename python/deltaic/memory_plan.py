@@ -8,8 +8,9 @@ from pathlib import Path
 
 from deltaic import _core
 from deltaic.device import DTYPE_BYTES, Placement, place
-from deltaic.device_buffers import activation_bytes, metadata_bytes, sampler_bytes
+from deltaic.device_buffers import activation_bytes, draft_module_bytes, metadata_bytes, sampler_bytes
 from deltaic.engine_config import EngineConfig
+from deltaic.model_costs import count_draft_parameters
 from deltaic.scheduler_config import SchedulerConfig
 
 logger = logging.getLogger(__name__)
@@ -93,8 +94,9 @@ def plan_memory(
     placement = placement or place(model, config)
     memory = memory or device_memory(placement)
     if weight_bytes is None:
-        weight_bytes = model.num_parameters() * DTYPE_BYTES[matrix_dtype(model, placement)]
-    budget = _Budget(model, config, placement, memory, weight_bytes)
+        num_parameters = model.num_parameters() + (count_draft_parameters(model) if num_speculative_tokens else 0)
+        weight_bytes = num_parameters * DTYPE_BYTES[matrix_dtype(model, placement)]
+    budget = _Budget(model, config, placement, memory, weight_bytes, num_speculative_tokens)
     options = _core.MemoryPlanOptions(
         memory_bytes=budget.cache_bytes(),
         block_size=config.block_size,
@@ -153,9 +155,10 @@ class _Budget:
         placement: Placement,
         memory: DeviceMemory,
         weight_bytes: int,
+        num_drafts: int,
     ) -> None:
         self._model, self._config, self._placement = model, config, placement
-        self._memory, self._weight_bytes = memory, weight_bytes
+        self._memory, self._weight_bytes, self._num_drafts = memory, weight_bytes, num_drafts
         defaults = DEFAULT_SIZES[placement.device.type]
         self.max_num_batched_tokens = config.max_num_batched_tokens or defaults.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
@@ -165,11 +168,15 @@ class _Budget:
 
     def activation_bytes(self, num_tokens: int, num_seqs: int, max_model_len: int) -> int:
         model, placement = self._model, self._placement
-        return (
+        num_tokens = max(num_tokens, num_seqs * (1 + self._num_drafts))
+        num_bytes = (
             activation_bytes(model, placement, num_tokens, num_seqs, max_model_len)
-            + sampler_bytes(model, placement, num_seqs)
+            + sampler_bytes(model, placement, num_seqs, self._num_drafts)
             + metadata_bytes(placement, num_tokens, num_seqs, max_model_len, self._config.block_size)
         )
+        if self._num_drafts:
+            num_bytes += draft_module_bytes(model, placement, num_tokens, num_seqs, max_model_len)
+        return num_bytes
 
     def cache_bytes(self) -> int:
         """Return the bytes for caches: what the user set, else what weights and activations leave."""

@@ -70,6 +70,20 @@ def count_parameters(model: _core.ModelConfig) -> ParameterCounts:
     )
 
 
+def count_draft_parameters(model: _core.ModelConfig) -> int:
+    """Count the parameters of the draft module: a product of two vectors to one, and a layer with full attention."""
+    hidden = model.hidden_size
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = hidden * (q * (2 + model.attention_output_gate) + 2 * kv)
+    feed_forward = 3 * hidden * model.intermediate_size
+    if model.num_experts:
+        shared = model.shared_expert_intermediate_size
+        feed_forward = hidden * model.num_experts + 3 * hidden * model.moe_intermediate_size * model.num_experts
+        feed_forward += (3 * shared + 1) * hidden if shared else 0
+    vectors = 5 * hidden + 2 * model.head_dim
+    return 2 * hidden * hidden + attention + feed_forward + vectors
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Bytes that must move, and floating-point operations."""

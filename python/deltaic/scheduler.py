@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from deltaic import _core
 from deltaic.draft_policy import DraftPolicy, FixedDrafts
@@ -19,6 +20,14 @@ from deltaic.waiting_queue import WaitingQueue
 # A request in a step that was handed out; its num_preemptions then, as an output of an earlier life is discarded;
 # whether it samples: no token comes of a part of the prefill; and its drafts.
 _Row = tuple[Request, int, bool, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyStep:
+    """A step whose requests all verify and make the same number of drafts: one whose time means something."""
+
+    num_requests: int
+    num_drafts: int
 
 
 class Scheduler:
@@ -47,7 +56,7 @@ class Scheduler:
         self._waiting = WaitingQueue(uses_priority=config.policy == "priority")
         self._num_arrivals = 0
         self._num_drafts = 0  # of the step that is being scheduled: verified, and made behind it
-        self._steady_rows = 0  # of the step that was scheduled last, if all verify and make that many
+        self.steady: SteadyStep | None = None  # the step that was scheduled last, if it is one
         self._finished_ids: list[str] = []  # to be told to the runner with the next step that runs
         self._preempted_ids: list[str] = []  # likewise
         self._in_flight: deque[tuple[_core.SchedulerOutput, list[_Row]]] = deque()
@@ -413,13 +422,8 @@ class Scheduler:
         self._in_flight.append((step, rows))
         if speculates:
             is_steady = not admitted and all(samples and n == self._num_drafts for _, _, samples, n in rows)
-            self._steady_rows = len(rows) if is_steady else 0
+            self.steady = SteadyStep(len(rows), self._num_drafts) if is_steady else None
         return step
-
-    def observe_time(self, seconds: float) -> None:
-        """Take the time of the step that schedule() returned last."""
-        if self._steady_rows:
-            self.drafts.observe_step(self._steady_rows, self._num_drafts, seconds)
 
     def _publish(self, requests: Iterable[tuple[Request, int]], copies: list[_core.StateCopy]) -> None:
         """Publish what the step will have written, and take the snapshots that are due.

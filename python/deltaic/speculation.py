@@ -23,22 +23,26 @@ class Speculation:
 def plan_speculation(path: str | Path, config: EngineConfig, device: _core.DeviceType) -> Speculation:
     """Return what `config` asks for and the checkpoint can do.
 
-    ValueError for a number of drafts where the checkpoint has no draft module, NotImplementedError on CUDA.
+    ValueError for a number of drafts where the checkpoint has no draft module. Random weights ("dummy") have the
+    module that config.json names; "auto" makes no drafts with them, as none would be right.
     """
     wanted = config.speculative_tokens
     if wanted == 0:
         return Speculation(0, FixedDrafts(0))
-    on_cpu = device == _core.DeviceType.cpu
+    is_dummy = config.load_format == "dummy"
+    num_layers = _core.load_model_config(path).num_mtp_layers if is_dummy else _core.count_draft_layers(path)
     if wanted == "auto":
-        if not on_cpu or config.load_format == "dummy" or _core.count_draft_layers(path) != 1:
+        if is_dummy or num_layers != 1 or device != _core.DeviceType.cpu:
             return Speculation(0, FixedDrafts(0))
         return Speculation(AUTO_DRAFTS, MeasuredDrafts(AUTO_DRAFTS))
-    if not on_cpu:
-        raise NotImplementedError(
-            f"speculative_tokens {wanted} is not supported on CUDA yet: drafts are verified on the CPU alone, use 0"
-        )
-    if _core.count_draft_layers(path) == 0:
+    if num_layers == 0:
         raise ValueError(
             f"speculative_tokens is {wanted}, but the checkpoint has no draft module (mtp.* tensors): use 0 or 'auto'"
         )
-    return Speculation(int(wanted), FixedDrafts(int(wanted)))
+    num_drafts = int(wanted)
+    if device != _core.DeviceType.cpu and config.mamba_block_size <= 2 * num_drafts:
+        raise ValueError(
+            f"mamba_block_size {config.mamba_block_size} is too small for {num_drafts} drafts on a GPU, where a step "
+            f"may begin {num_drafts} tokens before what is known: at least {2 * num_drafts + 1} is needed"
+        )
+    return Speculation(num_drafts, FixedDrafts(num_drafts))

@@ -266,7 +266,7 @@ def test_what_is_said_of_a_gpu(
     before, after = DeviceMemory(20 * 10**9, 10 * 10**9), (4 * 10**9, 20 * 10**9)
     config = EngineConfig(device="cuda", load_format="dummy", kv_cache_memory_bytes=10**9)
     engine.memory_plan = plan_memory(shapes, config, placement=place(shapes, config, gpu), memory=before)
-    monkeypatch.setattr(loading.Engine, "from_checkpoint", lambda *_: engine)
+    monkeypatch.setattr(loading.Engine, "from_checkpoint", lambda *_, **__: engine)
     monkeypatch.setattr(_core, "num_cuda_devices", lambda: 1)
     monkeypatch.setattr(_core, "device_memory", lambda _: after)
     monkeypatch.setattr(_core, "device_name", lambda _: "NVIDIA H200")

@@ -32,6 +32,14 @@ bench_app = typer.Typer(
 Bandwidth = Annotated[
     float | None, typer.Option(help="GB/s that the device reaches at most. Default: measured, or known.")
 ]
+DraftAcceptance = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="GPU: accept each draft with this probability, whatever it is. The tokens mean nothing; the times do.",
+    ),
+]
 Flops = Annotated[float | None, typer.Option(help="TFLOP/s that the device reaches at most. Default: likewise.")]
 OutputJson = Annotated[Path | None, typer.Option(help="Write the results to this file.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG (needs deltaic[plot]).")]
@@ -75,6 +83,7 @@ def latency(
     num_iters: Annotated[int, typer.Option(min=1, help="Measured runs of each batch.")] = 5,
     *,
     engine: EngineFields,
+    draft_acceptance: DraftAcceptance = None,
     bandwidth: Bandwidth = None,
     flops: Flops = None,
     output_json: OutputJson = None,
@@ -95,7 +104,11 @@ def latency(
         budget, length = engine["max_num_batched_tokens"], engine["max_model_len"]
         engine["max_model_len"] = bench.needed_model_len(workloads, budget, length, num_positions)
         config = EngineConfig(**engine, max_num_seqs=max(batch_size))
-    loaded = load_engine(model, config, input_len[0], bandwidth=bandwidth, flops=flops)
+    loaded = load_engine(
+        model, config, input_len[0], bandwidth=bandwidth, flops=flops, draft_acceptance=draft_acceptance
+    )
+    if draft_acceptance is not None:
+        print(f"drafts are accepted by a script, with probability {draft_acceptance:g}: tokens mean nothing, times do")
     samples: list[list[bench.Sample]] = []
     for workload in workloads:
         with ProgressBar(num_iters, None, f"batch {workload.batch_size}, {workload.input_len} tokens") as bar:
@@ -111,7 +124,12 @@ def latency(
     print(bench.latency_table(results))
     loaded.explain(results)
     if output_json is not None:
-        extra = {"device_memory": memory_facts(loaded.engine), "num_iters": num_iters, "results": results}
+        extra = {
+            "device_memory": memory_facts(loaded.engine),
+            "num_iters": num_iters,
+            "draft_acceptance": draft_acceptance,
+            "results": results,
+        }
         write_json(output_json, loaded.facts | extra | bench.vllm_names(results))
     if plot is not None:
         plot_latency(plot, loaded.name, results)

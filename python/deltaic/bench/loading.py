@@ -53,10 +53,12 @@ def load_engine(
     *,
     bandwidth: float | None = None,
     flops: float | None = None,
+    draft_acceptance: float | None = None,
 ) -> Loaded:
     """Load a model, answer a prompt of random tokens with one, and say on stderr how long that took.
 
-    bandwidth (GB/s) and flops (TFLOP/s) replace the ceilings.
+    bandwidth (GB/s) and flops (TFLOP/s) replace the ceilings. With draft_acceptance drafts are accepted by a script
+    (Engine.from_checkpoint).
     """
     path = resolve_model(model, config.load_format)
     model_config = _core.load_model_config(path)
@@ -66,7 +68,7 @@ def load_engine(
     ceilings = find_ceilings(placement, bandwidth=bandwidth, flops=flops, num_threads=config.num_threads)
     measuring_s = time.perf_counter() - started
     started = time.perf_counter()
-    engine = Engine.from_checkpoint(path, config)
+    engine = Engine.from_checkpoint(path, config, scripted_draft_acceptance=draft_acceptance)
     load_s = time.perf_counter() - started
     run_workload(engine, Workload(batch_size=1, input_len=prompt_len, output_len=1), seed=-1)
     startup_s = seconds_since_start() - measuring_s
