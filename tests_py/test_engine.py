@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from deltaic.draft_policy import FixedDrafts
 from deltaic.engine import Engine
 from deltaic.engine_config import EngineConfig
 from deltaic.request import EngineOutput
@@ -86,6 +88,44 @@ def test_without_async_scheduling_a_step_gives_its_own_tokens() -> None:
     engine.add_request("a", [1, 2, 3], greedy(max_tokens=3))
     (output,) = engine.step()
     assert output.new_token_ids == expected_tokens([1, 2, 3], 1)
+
+
+class RecordedSteps(FixedDrafts):
+    """Draft policy that keeps the times of steps."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.seen: list[tuple[int, int, float]] = []
+
+    def observe_step(self, num_running: int, num_drafts: int, seconds: float) -> None:
+        self.seen.append((num_running, num_drafts, seconds))
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_time_of_a_step_ends_where_its_tokens_are_read(async_scheduling: bool) -> None:
+    """Of a runner whose steps run on when they are enqueued: since the step before ended, if that is later."""
+    engine = make_engine(async_scheduling=async_scheduling, num_speculative_tokens=1)
+    engine._runs_ahead = True
+    policy = engine._scheduler.drafts = RecordedSteps()
+    runner, seconds = engine.runner, 0.02
+    enqueue = runner.sample_tokens_async
+
+    class SlowOutput:
+        def __init__(self) -> None:
+            self.output = enqueue()
+
+        def get_output(self) -> Any:
+            time.sleep(seconds)
+            return self.output.get_output()
+
+    runner.sample_tokens_async = SlowOutput
+    engine.add_request("a", [1, 2, 3], greedy(max_tokens=8))
+    started = time.perf_counter()
+    run(engine)
+    total = time.perf_counter() - started
+    assert len(policy.seen) >= 5
+    assert all((num_running, num_drafts) == (1, 0) and took >= seconds for num_running, num_drafts, took in policy.seen)
+    assert sum(took for *_, took in policy.seen) <= total
 
 
 def test_nothing_is_left_in_flight_when_the_last_request_ends() -> None:

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <set>
 
 #include "tests_cpp/runner/draft_driver.h"
@@ -29,6 +30,8 @@ const TinyModel& attention_alone() {
   static const TinyModel model = tiny_qwen3();
   return model;
 }
+// On CUDA sums depend on how many tokens a step has.
+bool is_same(float a, float b) { return on_cuda() ? std::fabs(a - b) < 1e-4F * (1.0F + std::fabs(b)) : a == b; }
 const TinyModel* const kHybrids[] = {&dense_hybrid(), &experts_hybrid()};
 const TinyModel* const kModels[] = {&dense_hybrid(), &experts_hybrid(), &attention_alone()};
 
@@ -276,14 +279,15 @@ TEST_CASE("a snapshot within a verified step holds the state after exactly its t
         prefill.admit("a", Tokens(tokens.begin(), tokens.begin() + 16), {1, 2, 3, 4}, 16);
         run_step(other, prefill);
         const auto& expected = other.gdn_state()[layer];
+        const auto conv = host_row<float>(state.conv, first_slot), expected_conv = host_row<float>(expected.conv, 0);
         for (int channel = 0; channel < model.config.conv_dim(); ++channel)
           for (int j = 0; j < 3; ++j)
-            REQUIRE(state.conv.as<float>()[first_slot * state.conv.stride[0] + channel * (3 + kDrafts) + j] ==
-                    expected.conv.as<float>()[channel * 3 + j]);
-        if (dtype == DType::f32)
-          for (std::int64_t i = 0; i < expected.temporal.stride[0]; ++i)
-            REQUIRE(state.temporal.as<float>()[first_slot * state.temporal.stride[0] + i] ==
-                    expected.temporal.as<float>()[i]);
+            REQUIRE(is_same(conv[static_cast<std::size_t>(channel * (3 + kDrafts) + j)],
+                            expected_conv[static_cast<std::size_t>(channel * 3 + j)]));
+        if (dtype != DType::f32) continue;
+        const auto temporal = host_row<float>(state.temporal, first_slot),
+                   expected_temporal = host_row<float>(expected.temporal, 0);
+        for (std::size_t i = 0; i < expected_temporal.size(); ++i) REQUIRE(is_same(temporal[i], expected_temporal[i]));
       }
 }
 
@@ -296,7 +300,7 @@ TEST_CASE("a snapshot that a step does not reach, or began behind, is not taken 
   engine.copies = {{"a", StateCopyKind::snapshot, slot, 8}};
   engine.step_all({.num_drafts = 1, .num_right = 0});
   const auto& state = engine.runner.gdn_state()[0].temporal;
-  CHECK(std::isnan(state.as<float>()[slot * state.stride[0]]));
+  CHECK(std::isnan(host_row<float>(state, slot, 1)[0]));
   Step hit(engine.runner);
   hit.admit("b", prompt_of(9, 1), {30, 31, 32}, 1, greedy(), 8).prefill_token_ids = {};
   hit.copy("b", StateCopyKind::hit, slot, 8);

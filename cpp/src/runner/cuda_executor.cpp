@@ -15,7 +15,11 @@ namespace {
 
 // Prompt positions whose logits go to the host at once.
 constexpr int kPromptRows = 64;
+// Rows that steps with drafts have graphs for: longer ones take longer than it takes to launch them.
+constexpr int kMaxDraftGraphRows = 64;
 constexpr int kMaxColumns = ops::DeviceSampler::kMaxLogprobs;
+
+bool has_graph(int num_rows, int query_len) { return query_len == 1 || num_rows <= kMaxDraftGraphRows; }
 
 // Tokens of a row that graphs are made for: the most, and none but the newest; all between where they are few, as
 // "auto" may choose any number of drafts.
@@ -91,7 +95,8 @@ void CudaExecutor::warm_up() {
   is_warming_up_ = true;
   for (int rows = parts_.options.max_num_reqs; rows > 0; --rows)
     if (padded_num_rows(rows, parts_.options.max_num_reqs) == rows)
-      for (const int query_len : graph_query_lens_) run({.num_rows = rows, .query_len = query_len}, query_len - 1);
+      for (const int query_len : graph_query_lens_)
+        if (has_graph(rows, query_len)) run({.num_rows = rows, .query_len = query_len}, query_len - 1);
   is_warming_up_ = false;
   parts_.stream->wait();
 }
@@ -101,8 +106,10 @@ StepUploader::Frame CudaExecutor::frame_of(const StepPlan& plan) const {
   int longest = 1;
   for (int i = 0; i < plan.num_rows; ++i)
     longest = std::max(longest, parts_.planner.batch().row(i).num_scheduled_tokens);
-  return {.num_rows = padded_num_rows(plan.num_rows, parts_.options.max_num_reqs),
-          .query_len = *std::lower_bound(graph_query_lens_.begin(), graph_query_lens_.end(), longest)};
+  const int num_rows = padded_num_rows(plan.num_rows, parts_.options.max_num_reqs);
+  const int query_len = *std::lower_bound(graph_query_lens_.begin(), graph_query_lens_.end(), longest);
+  if (!has_graph(num_rows, query_len)) return {.num_rows = plan.num_rows};
+  return {.num_rows = num_rows, .query_len = query_len};
 }
 
 void CudaExecutor::run_graph(StepGraphs::Part part, int num_drafts, const std::function<void()>& enqueue) {
