@@ -310,6 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   tile.group = p.group;
   tile.seq_len = p.seq_lens[tile.request];
   tile.first_position = tile.seq_len - query_len;
+  if (tile.num_keys() <= 0) return;  // metadata are wrong: nobody would copy the keys that consumers wait for
 
   const Barriers barriers = Barriers::in<kDim>(shared);
   if (threadIdx.x == 0) {

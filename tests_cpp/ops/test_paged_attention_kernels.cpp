@@ -315,6 +315,24 @@ TEST_CASE("a prompt gives the same bits in chunks of the prefill kernel") {
     }
 }
 
+TEST_CASE("fewer keys than query tokens, which nobody may ask for, do not keep the prefill kernel from ending") {
+  for (const Device device : test::devices()) {
+    if (device.type == DeviceType::cpu) continue;
+    for (const std::int64_t dim : {64, 256}) {
+      CAPTURE(dim);
+      const Shape shape{2, 8, dim, 16, DType::bf16, DType::bf16};
+      const auto alone = test::bits(Batch(shape, {{100, 100, 1}, {50, 20, 4}}).run(device, {}));
+      const auto together =
+          test::bits(Batch(shape, {{100, 100, 1}, {3, 300, 2}, {0, 40, 3}, {50, 20, 4}}).run(device, {}));
+      const std::size_t row_bytes = static_cast<std::size_t>(shape.num_heads() * dim) * size_of(shape.dtype);
+      REQUIRE(together.size() == 460 * row_bytes);
+      CHECK(std::equal(alone.begin(), alone.begin() + static_cast<std::ptrdiff_t>(100 * row_bytes), together.begin()));
+      CHECK(std::equal(alone.begin() + static_cast<std::ptrdiff_t>(100 * row_bytes), alone.end(),
+                       together.begin() + static_cast<std::ptrdiff_t>(440 * row_bytes)));
+    }
+  }
+}
+
 TEST_CASE("paged_attention names a workspace that is too small") {
   for (const Device device : test::devices()) {
     if (device.type == DeviceType::cpu) continue;
