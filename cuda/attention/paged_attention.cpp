@@ -5,9 +5,9 @@
 
 #include "cpp/src/check.h"
 #include "cuda/attention/attention_params.h"
-#include "cuda/check.h"
 #include "cuda/handles.h"
 #include "cuda/kernel_limits.h"
+#include "cuda/tensor_map.h"
 
 namespace deltaic::cuda {
 namespace {
@@ -27,39 +27,11 @@ bool fits_tensor_cores(const ops::PagedAttentionArgs& args) {
          is_aligned_cache(args.k_cache) && is_aligned_cache(args.v_cache) && is_hopper(args.q.device.index);
 }
 
-using EncodeTensorMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// The driver's function, found through the runtime: we do not link libcuda.
-EncodeTensorMap encode_tensor_map() {
-  static const EncodeTensorMap function = [] {
-    void* pointer = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &pointer, 12000, cudaEnableDefault, &result));
-    if (result != cudaDriverEntryPointSuccess) throw Unsupported("this driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<EncodeTensorMap>(pointer);
-  }();
-  return function;
-}
-
 CUtensorMap boxes_of(const TensorView& cache) {
-  const cuuint64_t element = 2;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(cache.shape[3]), static_cast<cuuint64_t>(cache.shape[2]),
-                               static_cast<cuuint64_t>(cache.shape[1]), static_cast<cuuint64_t>(cache.shape[0])};
-  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(cache.stride[2]) * element,
-                                 static_cast<cuuint64_t>(cache.stride[1]) * element,
-                                 static_cast<cuuint64_t>(cache.stride[0]) * element};
-  const cuuint32_t box[4] = {kBoxDims, 1, kBoxKeys, 1}, steps[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult result = encode_tensor_map()(
-      &map, cache.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-      cache.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  DELTAIC_CHECK(result == CUDA_SUCCESS, "paged_attention: cuTensorMapEncodeTiled returned ", static_cast<int>(result),
-                " for a cache of ", sizes[3], " blocks with strides of ", strides[0], ", ", strides[1], " and ",
-                strides[2], " bytes");
-  return map;
+  const std::int64_t sizes[] = {cache.shape[3], cache.shape[2], cache.shape[1], cache.shape[0]};
+  const std::int64_t strides[] = {cache.stride[2], cache.stride[1], cache.stride[0]};
+  const int box[] = {kBoxDims, 1, kBoxKeys, 1};
+  return make_tensor_map("paged_attention", cache.dtype, cache.data, sizes, strides, box);
 }
 
 AttentionParams params_of(const ops::PagedAttentionArgs& args) {

@@ -10,6 +10,10 @@ __device__ inline void async_copy_16(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 __device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Arrives at a barrier of shared memory when this thread's copies so far have ended; one of the arrivals it counts.
+__device__ inline void async_copy_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Waits until at most N of this thread's groups are unfinished.
 template <int N>
 __device__ inline void async_copy_wait() {

@@ -31,6 +31,20 @@ __device__ inline std::uint32_t transposed(std::uint32_t fragment) {
   return result;
 }
 
+// 4 x 4 words of the four lanes that share a row, transposed: lane q (of 4) gets word q of each of them.
+__device__ inline uint4 transposed_in_quad(const std::uint32_t (&words)[4]) {
+  const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
+  std::uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const std::uint32_t other = __shfl_xor_sync(~0U, odd ? words[i] : words[i + 1], 1);
+    pairs[i] = odd ? other : words[i], pairs[i + 1] = odd ? words[i + 1] : other;
+  }
+  const std::uint32_t first = __shfl_xor_sync(~0U, upper ? pairs[0] : pairs[2], 2);
+  const std::uint32_t second = __shfl_xor_sync(~0U, upper ? pairs[1] : pairs[3], 2);
+  return upper ? uint4{first, second, pairs[2], pairs[3]} : uint4{pairs[0], pairs[1], first, second};
+}
+
 // Two values rounded to T, the first in the low half.
 template <class T>
 __device__ std::uint32_t pack(float low, float high) {
