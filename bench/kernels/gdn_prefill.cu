@@ -1,11 +1,12 @@
 // Times the prefill of a GDN layer in the shape of Qwen3.5-35B-A3B and checks it against the rule token by token.
-//   bench_gdn_prefill: device time in a graph of the chunked rule alone, of its first kernel, of the convolution, and
-//   of the whole between the projections
+//   bench_gdn_prefill [TOKENS]: device time in a graph of the chunked rule alone, of its two kernels, of the
+//   convolution, and of the whole between the projections
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -160,11 +161,12 @@ bool run(const std::vector<std::int32_t>& lengths) {
   const double conv_us = median_us(stream, convolve);
   const double rule_us = median_us(stream, [&] { cuda::gdn_prefill({stream}, prefill); });
   const double chunk_us = median_us(stream, [&] { cuda::prepare_gdn_chunks({stream}, prefill); });
+  const double walk_us = median_us(stream, [&] { cuda::walk_gdn_chunks({stream}, prefill); });
   const double all_us = median_us(stream, [&] { cuda::gdn_mixer({stream}, args); });
   std::printf(
-      "gdn_prefill %3lld x %6d tokens  rule %8.1f us (chunks %7.1f)  conv %6.1f  conv to norm %8.1f"
+      "gdn_prefill %3lld x %6d tokens  rule %8.1f us (chunks %7.1f, walk %7.1f)  conv %6.1f  conv to norm %8.1f"
       "  error %.2e state %.2e (a head %.2e)%s\n",
-      static_cast<long long>(num_seqs), lengths[0], rule_us, chunk_us, conv_us, all_us, of_out.relative(),
+      static_cast<long long>(num_seqs), lengths[0], rule_us, chunk_us, walk_us, conv_us, all_us, of_out.relative(),
       of_state.relative(), worst_head, wrong ? "  WRONG" : "");
   for (const TensorView& view :
        {args.proj, args.conv_weight, args.A_log, args.dt_bias, args.norm_weight, args.sequences.query_start_loc,
@@ -176,7 +178,8 @@ bool run(const std::vector<std::int32_t>& lengths) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) return run({std::atoi(argv[1])}) ? 0 : 1;
   bool right = true;
   for (const std::int32_t length : {65, 2048, 8192}) right &= run({length});
   right &= run({1000, 1, 64, 3000, 63, 2000});

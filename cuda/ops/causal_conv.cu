@@ -12,7 +12,8 @@
 namespace deltaic::cuda {
 namespace {
 
-constexpr int kTile = 16;  // tokens, whose loads are in flight together
+constexpr int kTile = 32;  // tokens
+constexpr int kGroup = 8;  // of them, whose loads are in flight together, while those before are computed
 constexpr int kThreads = 256;
 
 template <class T>
@@ -53,7 +54,7 @@ struct alignas(sizeof(T) * kVector) Vector {
 
 // kTaps 0: any number of taps, with one channel a thread.
 template <class T, class State, int kVector, int kTaps>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     causal_conv_kernel(const __grid_constant__ Params<T> p, State* conv_state) {
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -87,27 +88,37 @@ __global__ void __launch_bounds__(kThreads, 2)
   } else {
     constexpr int kTail = kTaps - 1;
     using Inputs = Vector<T, kVector>;
-    Inputs in[kTile];
+    Inputs in[2][kGroup];
+    const int num_tokens = static_cast<int>(end - tile.begin);
+    const T* first_input = input + tile.begin * p.proj_stride;
+    T* next_out = out + tile.begin * p.out_stride;
+    // Past the end the last token again, so that no load depends on a branch.
+    const auto load_group = [&](int group, Inputs(&inputs)[kGroup]) {
 #pragma unroll
-    for (int i = 0; i < kTile; ++i)
-      if (tile.begin + i < end) in[i] = *reinterpret_cast<const Inputs*>(input + (tile.begin + i) * p.proj_stride);
+      for (int i = 0; i < kGroup; ++i)
+        inputs[i] =
+            *reinterpret_cast<const Inputs*>(first_input + min(group * kGroup + i, num_tokens - 1) * p.proj_stride);
+    };
+    load_group(0, in[0]);
     float weight[kVector][kTaps], window[kTail][kVector];
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
       const float4 taps = *reinterpret_cast<const float4*>(p.weight + static_cast<std::int64_t>(channel + c) * kTaps);
       weight[c][0] = taps.x, weight[c][1] = taps.y, weight[c][2] = taps.z, weight[c][3] = taps.w;
     }
+    Inputs before[kTail];
 #pragma unroll
-    for (int j = 0; j < kTail; ++j) {
-      if (is_first) {
+    for (int j = 0; j < kTail; ++j)
+      before[j] = *reinterpret_cast<const Inputs*>(input + max(tile.begin - kTail + j, tile.seq_begin) * p.proj_stride);
+#pragma unroll
+    for (int j = 0; j < kTail; ++j)
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) window[j][c] = to_float(before[j].values[c]);
+    if (is_first)
+#pragma unroll
+      for (int j = 0; j < kTail; ++j)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) window[j][c] = has_state ? to_float(state[c * p.channel_stride + j]) : 0.0F;
-      } else {
-        const Inputs before = *reinterpret_cast<const Inputs*>(input + (tile.begin - kTail + j) * p.proj_stride);
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) window[j][c] = to_float(before.values[c]);
-      }
-    }
     if (is_first)
 #pragma unroll
       for (int j = 0; j < kTail; ++j) {
@@ -121,18 +132,22 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
       }
 #pragma unroll
-    for (int i = 0; i < kTile; ++i) {
-      if (tile.begin + i >= end) break;
-      Inputs result;
+    for (int group = 0; group < kTile / kGroup; ++group) {
+      if (group * kGroup >= num_tokens) break;
+      if (group + 1 < kTile / kGroup) load_group(group + 1, in[(group + 1) % 2]);
 #pragma unroll
-      for (int c = 0; c < kVector; ++c) {
-        const float x = to_float(in[i].values[c]);
-        const float sum =
-            weight[c][0] * window[0][c] + weight[c][1] * window[1][c] + weight[c][2] * window[2][c] + weight[c][3] * x;
-        window[0][c] = window[1][c], window[1][c] = window[2][c], window[2][c] = x;
-        result.values[c] = from_float<T>(silu(sum));
+      for (int i = 0; i < kGroup; ++i, next_out += p.out_stride) {
+        Inputs result;
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+          const float x = to_float(in[group % 2][i].values[c]);
+          const float sum = weight[c][0] * window[0][c] + weight[c][1] * window[1][c] + weight[c][2] * window[2][c] +
+                            weight[c][3] * x;
+          window[0][c] = window[1][c], window[1][c] = window[2][c], window[2][c] = x;
+          result.values[c] = from_float<T>(silu(sum));
+        }
+        if (group * kGroup + i < num_tokens) *reinterpret_cast<Inputs*>(next_out) = result;
       }
-      *reinterpret_cast<Inputs*>(out + (tile.begin + i) * p.out_stride) = result;
     }
   }
 }

@@ -39,13 +39,12 @@ struct Params {
 
 struct Shared {
   alignas(128) char k[kTileBytes];
-  char q[kTileBytes];  // later W
-  char v[kTileBytes];
-  alignas(128) char matrix[kGdnChunk * kPitch * 4];  // A, then its inverse, then U
-  alignas(128) char p[kGdnChunk * kGdnChunk * 2];
-  float log_decays[kGdnChunk], beta[kGdnChunk];  // summed up; 0 past the end
+  char q[kTileBytes];                             // later v
+  alignas(128) float matrix[kGdnChunk * kPitch];  // A, then its inverse
+  float log_decays[kGdnChunk], beta[kGdnChunk];   // summed up; 0 past the end
 };
-static_assert(3 * (sizeof(Shared) + 1024) <= 228 * 1024);  // three blocks a multiprocessor
+constexpr int kBlocks = 4;  // a multiprocessor
+static_assert(kBlocks * (sizeof(Shared) + 1024) <= 228 * 1024);
 
 // 16 bytes from global to shared memory, or zeros.
 __device__ inline void copy_async(void* shared, const void* global, bool is_there) {
@@ -171,8 +170,14 @@ __device__ inline void multiply_tile(const std::uint32_t (&a)[4][4], const char*
   }
 }
 
+// Stores four words of each lane of a quad as four pieces, a lane one at its `offset`: piece q has word q of every
+// lane.
+__device__ inline void store_pieces(bf16* tile, int offset, const std::uint32_t (&words)[4]) {
+  *reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + offset) = transposed_in_quad(words);
+}
+
 template <class T>
-__global__ void __launch_bounds__(kThreads, 3) gdn_chunk_kernel(const __grid_constant__ Params<T> p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) gdn_chunk_kernel(const __grid_constant__ Params<T> p) {
 #if __CUDA_ARCH__ >= 900  // can_prefill_gdn
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
@@ -201,7 +206,6 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_chunk_kernel(const __grid_con
         q[i] = *reinterpret_cast<const uint4*>(at + key_head * kGdnDim);
         k[i] = *reinterpret_cast<const uint4*>(at + key_dim + key_head * kGdnDim);
       }
-      copy_async(shared.v + tile_offset<kRowBytes>(row, piece), at + 2 * key_dim + head * kGdnDim, is_there);
     }
     if (thread < 32) {  // the gates, two tokens a lane
       const T* a = p.proj + p.layout.a + key_head * p.layout.a_group_stride + in_group + chunk.begin * p.proj_stride;
@@ -243,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_chunk_kernel(const __grid_con
     target.to_end[thread] = __expf(fminf(sums[kGdnChunk - 1] - sums[thread], 0.0F));
   }
 
-  auto* const matrix = reinterpret_cast<float*>(shared.matrix);
+  float* const matrix = shared.matrix;
   {
     // The blocks of 16 columns that this warp computes: half, half + 2, up to the diagonal.
     float kk[2][2][4] = {}, qk[2][2][4] = {};
@@ -267,12 +271,14 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_chunk_kernel(const __grid_con
       }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int down = 0; down < 2; ++down) {
+      const int row = warp * 16 + down * 8 + group;
+      std::uint32_t words[4];
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile)
+      for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int down = 0; down < 2; ++down) {
-          const int row = warp * 16 + down * 8 + group, column = (half + 2 * i) * 16 + tile * 8 + quad * 2;
+        for (int tile = 0; tile < 2; ++tile) {
+          const int column = (half + 2 * i) * 16 + tile * 8 + quad * 2;
           float a[2] = {}, scores[2] = {};
 #pragma unroll
           for (int j = 0; j < 2; ++j)
@@ -282,58 +288,59 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_chunk_kernel(const __grid_con
               if (column + j < row) a[j] = beta[row] * kk[i][tile][down * 2 + j] * decay;
             }
           *reinterpret_cast<float2*>(matrix + row * kPitch + column) = float2{a[0], a[1]};
-          *reinterpret_cast<std::uint32_t*>(shared.p + tile_offset<kGdnChunk * 2>(row, column / 8) + quad * 4) =
-              pack<bf16>(scores[0], scores[1]);
+          words[2 * i + tile] = pack<bf16>(scores[0], scores[1]);
         }
-  }
-  __syncthreads();
-  invert(matrix);
-
-  std::uint32_t for_values[4][4], for_keys[4][4];
-#pragma unroll
-  for (int block = 0; block < 4; ++block) {
-    if (block > warp) break;
-    const int column = block * 16 + quad * 2;
-    float factor[4], decayed[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = column + i / 2 * 8 + i % 2;
-      factor[i] = beta[at], decayed[i] = beta[at] * __expf(sums[at]);
+      store_pieces(target.p, tile_offset<kGdnChunk * 2>(row, (half + quad / 2 * 2) * 2 + quad % 2), words);
     }
-    load_inverse<T>(matrix, warp * 16 + group, column, factor, for_values[block]);
-    load_inverse<bf16>(matrix, warp * 16 + group, column, decayed, for_keys[block]);
   }
-  wait_async_copies();
   if (thread == 0) bulk_wait_read<0>();
-  __syncthreads();  // the values are there; the matrix may become U, and q W
-  float product[8][4];
+  __syncthreads();  // q has been read
+  {
+    const int piece = thread % 16, first_row = thread / 16;
+#pragma unroll
+    for (int row = first_row; row < kGdnChunk; row += kThreads / 16) {
+      const bool is_there = row < num_tokens;
+      copy_async(shared.q + tile_offset<kRowBytes>(row, piece),
+                 rows + (is_there ? row : 0) * p.qkv_stride + 2 * key_dim + head * kGdnDim + piece * 8, is_there);
+    }
+  }
+  invert(matrix);
+  wait_async_copies();
+  __syncthreads();  // the values are there
+
   const int row = warp * 16 + group;
-  multiply_tile<T>(for_values, shared.v, half * 8, warp, lane, product);
+  // The inverse times a tile, columns of the inverse times factor_of(column).
+  const auto multiply_inverse = [&]<class U>(U, const auto& factor_of, const char* tile, float (&product)[8][4]) {
+    std::uint32_t inverse[4][4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    char* tile = shared.matrix + (half * 2 + i / 4) * sizeof(target.u[0]) + quad * 4;
-    *reinterpret_cast<std::uint32_t*>(tile + tile_offset<kGdnRows * 2>(row, i % 4)) =
-        pack<bf16>(product[i][0], product[i][1]);
-    *reinterpret_cast<std::uint32_t*>(tile + tile_offset<kGdnRows * 2>(row + 8, i % 4)) =
-        pack<bf16>(product[i][2], product[i][3]);
-  }
-  multiply_tile<bf16>(for_keys, shared.k, half * 8, warp, lane, product);
+    for (int block = 0; block < 4; ++block) {
+      if (block > warp) break;
+      const int column = block * 16 + quad * 2;
+      float factor[4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    char* tile = shared.q + quad * 4;
-    *reinterpret_cast<std::uint32_t*>(tile + tile_offset<kRowBytes>(row, half * 8 + i)) =
-        pack<bf16>(product[i][0], product[i][1]);
-    *reinterpret_cast<std::uint32_t*>(tile + tile_offset<kRowBytes>(row + 8, half * 8 + i)) =
-        pack<bf16>(product[i][2], product[i][3]);
+      for (int i = 0; i < 4; ++i) factor[i] = factor_of(column + i / 2 * 8 + i % 2);
+      load_inverse<U>(matrix, row, column, factor, inverse[block]);
+    }
+    multiply_tile<U>(inverse, tile, half * 8, warp, lane, product);
+  };
+  float product[8][4];
+  const auto words_of = [&](int first, int down, std::uint32_t (&words)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = pack<bf16>(product[first + i][2 * down], product[first + i][2 * down + 1]);
+  };
+  multiply_inverse(T{}, [&](int column) { return beta[column]; }, shared.q, product);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t words[4];
+    words_of(i / 2 * 4, i % 2, words);
+    store_pieces(target.u[half * 2 + i / 2], tile_offset<kGdnRows * 2>(row + i % 2 * 8, quad), words);
   }
-  fence_async_shared();
-  __syncthreads();
-  if (thread == 0) {
-    bulk_store(target.w, shared.q, sizeof(target.w));
-    bulk_store(target.p, shared.p, sizeof(target.p));
-    bulk_store(target.u, shared.matrix, sizeof(target.u));
-    bulk_commit();
-    bulk_wait<0>();
+  multiply_inverse(bf16{}, [&](int column) { return beta[column] * __expf(sums[column]); }, shared.k, product);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t words[4];
+    words_of(i / 2 * 4, i % 2, words);
+    store_pieces(target.w, tile_offset<kRowBytes>(row + i % 2 * 8, half * 8 + i / 2 * 4 + quad), words);
   }
 #endif
 }

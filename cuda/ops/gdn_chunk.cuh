@@ -10,20 +10,21 @@
 
 namespace deltaic::cuda {
 
-// Byte offset of a 16-byte piece in a tile of 16-bit elements with rows of 64 bytes or a multiple of 128. Pieces are
-// permuted within a row so that eight rows of one column of pieces lie in different banks.
-template <int kRowBytes>
-__device__ inline int tile_offset(int row, int piece) {
-  if constexpr (kRowBytes == 64)
-    return row * 64 + ((piece ^ ((row >> 1) & 3)) << 4);
-  else
-    return row * kRowBytes + ((piece ^ (row & 7)) << 4);
-}
-
 constexpr int kGdnChunk = 64;    // tokens
 constexpr int kGdnDim = 128;     // key and value head dim
 constexpr int kGdnRows = 32;     // value rows of a block of the walk
 constexpr int kGdnMaxRatio = 4;  // value heads a key head
+
+// Byte offset of a 16-byte piece in a tile of 16-bit elements with rows of 64 or 128 bytes, or of kGdnChunk rows of 256
+// bytes, whose halves lie one after the other. Pieces are permuted within a row so that eight rows of one column of
+// pieces lie in different banks, as wgmma reads tiles swizzled by 64 or 128 bytes.
+template <int kRowBytes>
+__device__ inline int tile_offset(int row, int piece) {
+  static_assert(kRowBytes == 64 || kRowBytes == 128 || kRowBytes == 256);
+  if constexpr (kRowBytes == 64) return row * 64 + ((piece ^ ((row >> 1) & 3)) << 4);
+  if constexpr (kRowBytes == 128) return row * 128 + ((piece ^ (row & 7)) << 4);
+  return (piece >> 3) * (kGdnChunk * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
+}
 
 // Of a chunk and key head: normalised rows, q scaled.
 struct alignas(128) GdnKeyTiles {

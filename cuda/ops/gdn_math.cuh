@@ -6,7 +6,12 @@
 
 namespace deltaic::cuda {
 
-__device__ inline float silu(float x) { return __fdividef(x, 1.0F + __expf(-x)); }
+__device__ inline float silu(float x) {
+  float exponential, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(-1.4426950408889634F * x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0F + exponential));
+  return x * inverse;
+}
 __device__ inline float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 // log of the decay of one token, <= 0.
 __device__ inline float log_decay(float a, float A_log, float dt_bias) {

@@ -44,29 +44,40 @@ __global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_cons
   const int lane = static_cast<int>(threadIdx.x) % 32, dim = p.shape.value_head_dim;
   const int ratio = p.shape.num_value_heads / p.shape.num_key_heads;
   using Values = Vector<T, kVector>;
-  const auto gate_row = [&](std::int64_t row) {
-    const int head = static_cast<int>(row % p.shape.num_value_heads);
-    return p.proj + row / p.shape.num_value_heads * p.proj_stride + p.z + head / ratio * p.z_group_stride +
-           head % ratio * dim;
+  // The gate of row `first`, then of each row after it.
+  const std::uint32_t token = static_cast<std::uint32_t>(first) / p.shape.num_value_heads;
+  int key_head = static_cast<int>(static_cast<std::uint32_t>(first) % p.shape.num_value_heads) / ratio;
+  int in_group = static_cast<int>(static_cast<std::uint32_t>(first) % p.shape.num_value_heads) % ratio;
+  const T* token_gates = p.proj + token * p.proj_stride + p.z;
+  const auto next_gate = [&] {
+    const T* gate = token_gates + key_head * p.z_group_stride + in_group * dim;
+    if (++in_group == ratio) in_group = 0, ++key_head;
+    if (key_head == p.shape.num_key_heads) key_head = 0, token_gates += p.proj_stride;
+    return gate;
   };
   const auto inverse_rms = [&](float sum) { return 1.0F / sqrtf(warp_sum(sum) / static_cast<float>(dim) + p.eps); };
-  const auto result = [&](const Values& x, const Values& gate, float scale, int column) {
+  const auto result = [&](const Values& x, const Values& gate, float scale, const float* weight) {
     Values y;
 #pragma unroll
     for (int j = 0; j < kVector; ++j)
-      y.values[j] =
-          from_float<T>(to_float(x.values[j]) * scale * p.weight[column + j] * silu(to_float(gate.values[j])));
+      y.values[j] = from_float<T>(to_float(x.values[j]) * scale * weight[j] * silu(to_float(gate.values[j])));
     return y;
   };
   if constexpr (kIsOnePass) {
     const int column = lane * kVector;
     Values x[kRows] = {}, gate[kRows] = {};
+    float weight[kVector] = {};
 #pragma unroll
-    for (int i = 0; i < kRows; ++i)
+    for (int j = 0; j < kVector; ++j)
+      if (column < dim) weight[j] = p.weight[column + j];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const T* gates = next_gate();
       if (first + i < p.num_rows && column < dim) {
         x[i] = *reinterpret_cast<const Values*>(p.out + (first + i) * dim + column);
-        gate[i] = *reinterpret_cast<const Values*>(gate_row(first + i) + column);
+        gate[i] = *reinterpret_cast<const Values*>(gates + column);
       }
+    }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if (first + i >= p.num_rows) break;
@@ -75,20 +86,20 @@ __global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_cons
       for (int j = 0; j < kVector; ++j) sum += to_float(x[i].values[j]) * to_float(x[i].values[j]);
       const float scale = inverse_rms(sum);
       if (column < dim)
-        *reinterpret_cast<Values*>(p.out + (first + i) * dim + column) = result(x[i], gate[i], scale, column);
+        *reinterpret_cast<Values*>(p.out + (first + i) * dim + column) = result(x[i], gate[i], scale, weight);
     }
   } else {
     for (std::int64_t row = first; row < first + kRows && row < p.num_rows; ++row) {
       T* out = p.out + row * dim;
-      const T* z = gate_row(row);
+      const T* z = next_gate();
       float sum = 0.0F;
       for (int i = lane * kVector; i < dim; i += 32 * kVector)
 #pragma unroll
         for (int j = 0; j < kVector; ++j) sum += to_float(out[i + j]) * to_float(out[i + j]);
       const float scale = inverse_rms(sum);
       for (int i = lane * kVector; i < dim; i += 32 * kVector)
-        *reinterpret_cast<Values*>(out + i) =
-            result(*reinterpret_cast<const Values*>(out + i), *reinterpret_cast<const Values*>(z + i), scale, i);
+        *reinterpret_cast<Values*>(out + i) = result(*reinterpret_cast<const Values*>(out + i),
+                                                     *reinterpret_cast<const Values*>(z + i), scale, p.weight + i);
     }
   }
 }

@@ -28,5 +28,8 @@ void gdn_prefill(ops::Stream stream, const GdnPrefillArgs& args);
 
 // Its first kernel: what of a chunk does not depend on the state.
 void prepare_gdn_chunks(ops::Stream stream, const GdnPrefillArgs& args);
+// Its second: the state from chunk to chunk, and the output. On sm_90a, and wherever can_prefill_gdn.
+void walk_gdn_chunks(ops::Stream stream, const GdnPrefillArgs& args);
+void walk_gdn_chunks_mma(ops::Stream stream, const GdnPrefillArgs& args);
 
 }  // namespace deltaic::cuda
