@@ -3,8 +3,7 @@
 #include <dlfcn.h>
 
 #include <filesystem>
-#include <string>
-#include <vector>
+#include <system_error>
 
 #include "cpp/src/check.h"
 
@@ -20,33 +19,36 @@ std::filesystem::path own_folder() {
   return std::filesystem::path(info.dli_fname).parent_path();
 }
 
-// The usual search (LD_LIBRARY_PATH, ldconfig, what is loaded already), the wheels beside the Python package, and the
-// toolkit.
-std::vector<std::string> candidates() {
-  std::vector<std::string> paths;
-  const std::filesystem::path wheels = own_folder().parent_path() / "nvidia";
-  for (const char* name : kNames) {
-    paths.emplace_back(name);
-    for (const char* folder : {"cu13/lib", "cublas/lib"}) paths.push_back((wheels / folder / name).string());
-    for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"})
-      paths.push_back(std::string(folder) + "/" + name);
-  }
-  return paths;
-}
-
 template <class Function>
 void load(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr) throw Unsupported(detail::concat("cuBLASLt has no ", name, ": version 12 or 13 is needed"));
 }
 
-Library load_library() {
+}  // namespace
+
+std::vector<std::string> candidates(const std::filesystem::path& folder) {
+  std::vector<std::string> paths;
+  const std::filesystem::path wheels = folder.parent_path() / "nvidia";
+  for (const char* name : kNames) {
+    paths.emplace_back(name);
+    for (const char* wheel : {"cu13/lib", "cublas/lib"}) paths.push_back((wheels / wheel / name).string());
+    for (const char* toolkit : {"/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"})
+      paths.push_back((std::filesystem::path(toolkit) / name).string());
+  }
+  return paths;
+}
+
+Library open_library(std::span<const std::string> paths) {
   void* handle = nullptr;
   std::string tried;
-  for (const std::string& path : candidates()) {
+  for (const std::string& path : paths) {
     handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle != nullptr) break;
+    const char* reason = dlerror();
     tried += (tried.empty() ? "" : ", ") + path;
+    std::error_code ignored;  // a file that is there and does not load is worth a reason
+    if (reason != nullptr && std::filesystem::exists(path, ignored)) tried += detail::concat(" (", reason, ")");
   }
   if (handle == nullptr)
     throw Unsupported(detail::concat("cuBLASLt was not found (tried ", tried,
@@ -68,10 +70,9 @@ Library load_library() {
   return lib;
 }
 
-}  // namespace
-
 const Library& library() {
-  static const Library loaded = load_library();  // never unloaded: handles may outlive any owner
+  static const Library loaded =
+      open_library(candidates(own_folder()));  // never unloaded: handles may outlive any owner
   return loaded;
 }
 

@@ -2,6 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
 
 // The part of cuBLASLt (12 and 13) that is used, declared here: the library is loaded at run time, so that neither its
 // headers nor the library itself are needed to build or to start.
@@ -54,7 +58,16 @@ struct Library {
                    int num_requested, Heuristic*, int* num_found);
 };
 
-// Loads the library once in a process. Throws Unsupported with the places that were tried and the remedy.
+// Where the library is looked for, in this order, version 13 before 12: by name alone (what the process has loaded,
+// LD_LIBRARY_PATH, ldconfig), in the wheels nvidia-cublas (13) and nvidia-cublas-cu12 beside the Python package, in
+// /usr/local/cuda. `folder`: of the file with this code, <site-packages>/deltaic in a wheel.
+std::vector<std::string> candidates(const std::filesystem::path& folder);
+
+// The first of `paths` that loads. Throws Unsupported with what was tried and the remedy where none does, and where the
+// one that does lacks an entry point.
+Library open_library(std::span<const std::string> paths);
+
+// The library of this process, looked for once.
 const Library& library();
 
 }  // namespace deltaic::cuda::cublaslt
