@@ -1,15 +1,20 @@
 #include "cpp/src/models/sharding.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 
+#include <deltaic/cache.h>
 #include <deltaic/error.h>
 #include <doctest/doctest.h>
 
 #include "cpp/src/core/thread_pool.h"
+#include "cpp/src/loader/checkpoint.h"
 #include "cpp/src/models/decoder_weights.h"
 #include "cpp/src/models/dense_forward.h"
+#include "cpp/src/stages/stage_tensors.h"
 #include "tests_cpp/support/tiny_model.h"
 
 using namespace deltaic;
@@ -20,6 +25,32 @@ namespace {
 
 constexpr Architecture kArchitectures[] = {Architecture::qwen3, Architecture::qwen3_moe, Architecture::qwen3_next,
                                            Architecture::qwen3_5, Architecture::qwen3_5_moe};
+
+const std::filesystem::path kData = std::filesystem::path(DELTAIC_SOURCE_DIR) / "tests_py/data";
+
+// Folders below tests_py/data/parity with a checkpoint.
+std::vector<std::filesystem::path> parity_checkpoints() {
+  std::vector<std::filesystem::path> folders;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(kData / "parity"))
+    if (entry.path().filename() == "config.json") folders.push_back(entry.path().parent_path());
+  return folders;
+}
+
+// What the shards of two ranks leave out or have twice; nothing for a tensor that each rank has whole. A single K/V
+// head is on both.
+int num_rows_off(const TensorView& view, const ModelConfig& config, const std::string& name) {
+  std::vector<int> owners;
+  for (int rank = 0; rank < 2; ++rank) {
+    const TensorShard shard = shard_of(config, name, {.tensor_parallel_size = 2, .rank = rank});
+    if (shard.is_replicated()) return 0;
+    owners.resize(static_cast<std::size_t>(view.shape[static_cast<std::size_t>(shard.dim)]), 0);
+    for (const IndexRange range : shard.ranges)
+      for (std::int64_t i = range.begin; i < range.end; ++i) ++owners.at(static_cast<std::size_t>(i));
+  }
+  const bool is_shared = config.num_kv_heads == 1 &&
+                         (name.find(".k_proj.") != std::string::npos || name.find(".v_proj.") != std::string::npos);
+  return static_cast<int>(std::count_if(owners.begin(), owners.end(), [&](int n) { return n != (is_shared ? 2 : 1); }));
+}
 
 std::string without_prefix(std::string name) {
   return name.starts_with("model.") ? name.substr(std::strlen("model.")) : name;
@@ -140,18 +171,71 @@ TEST_CASE("the shards of a tensor cover it once, or each rank has all of it") {
     const TinyModel model = make_tiny_model(architecture);
     for (const auto& [stored_name, view] : model.tensors) {
       CAPTURE(stored_name);
-      std::vector<int> owners;
-      for (int rank = 0; rank < 2; ++rank) {
-        const TensorShard shard =
-            shard_of(model.config, without_prefix(stored_name), {.tensor_parallel_size = 2, .rank = rank});
-        owners.resize(static_cast<std::size_t>(view.shape[static_cast<std::size_t>(shard.dim)]), 0);
-        for (const IndexRange range : shard.ranges)
-          for (std::int64_t i = range.begin; i < range.end; ++i) ++owners.at(static_cast<std::size_t>(i));
-      }
-      const bool is_replicated = std::accumulate(owners.begin(), owners.end(), 0) == 0;
-      if (!is_replicated) CHECK(owners == std::vector<int>(owners.size(), 1));
+      CHECK(num_rows_off(view, model.config, without_prefix(stored_name)) == 0);
     }
   }
+}
+
+TEST_CASE("each tensor of each checkpoint, its draft module too, has one rule that fits its shape") {
+  int num_tensors = 0, num_of_drafts = 0;
+  for (const std::filesystem::path& folder : parity_checkpoints()) {
+    const ModelConfig config = load_model_config(folder);
+    const Checkpoint checkpoint = Checkpoint::open(folder);
+    const StoredTensors tensors = open_stage_tensors(folder);
+    for (const std::string& name : checkpoint.names("")) {
+      CAPTURE(folder);
+      CAPTURE(name);
+      CHECK(sharding_rules_of(name).size() == 1);
+      if (config.linear_num_key_heads % 2 == 0)  // one key head does not divide
+        CHECK(num_rows_off(tensors.at(checkpoint.stored_name(name)).view, config, name) == 0);
+      ++num_tensors;
+      num_of_drafts += name.starts_with("mtp.layers.") ? 1 : 0;
+    }
+  }
+  CHECK(num_tensors > 500);
+  CHECK(num_of_drafts > 20);
+}
+
+TEST_CASE("each tensor of a model that speaks has one rule: talker, code predictor, codec") {
+  const auto names_of = [](const std::filesystem::path& path, const std::string& part) {
+    const StoredTensors tensors = open_stage_tensors(kData / "speech" / path);
+    return Checkpoint::from_stored(part.empty() ? tensors : part_of(tensors, part), path.string()).names("");
+  };
+  for (const auto& [path, part] : {std::pair{"tts", "talker."}, {"omni", "talker."}, {"tts/speech_tokenizer", ""}}) {
+    const std::vector<std::string> names = names_of(path, part);
+    CHECK(names.size() > 30);
+    for (const std::string& name : names) {
+      CAPTURE(path);
+      CAPTURE(name);
+      CHECK(sharding_rules_of(name).size() == 1);
+    }
+  }
+  for (const std::string& name : names_of("omni", "code2wav.")) {
+    CAPTURE(name);
+    CHECK(sharding_rules_of("code2wav." + name).size() == 1);
+  }
+}
+
+TEST_CASE("a pattern's star is one part of a name") {
+  CHECK(sharding_rules_of("layers.3.self_attn.q_proj.bias").size() == 1);
+  for (const std::string_view name : {"", "layers..norm.weight", "layers.3.norm.weight", "layers.3.self_attn.q_proj",
+                                      "layers.1.2.self_attn.q_proj.bias", "mtp.embed_tokens.weight", "norm.weight.x"})
+    CHECK_MESSAGE(sharding_rules_of(name).empty(), name);
+}
+
+TEST_CASE("caches of a rank are planned from its share of the model") {
+  const ModelConfig config = make_tiny_model(Architecture::qwen3_5).config;
+  const ModelConfig local = local_config(config, {.tensor_parallel_size = 2, .rank = 1});
+  const auto page_bytes = [](const ModelConfig& model) {
+    std::vector<std::int64_t> bytes;
+    for (const KVCacheGroupSpec& group : make_kv_cache_groups(model, {}).groups)
+      bytes.push_back(std::visit([](const auto& spec) { return spec.page_size_bytes(); }, group.spec));
+    return bytes;
+  };
+  const std::vector<std::int64_t> whole = page_bytes(config), half = page_bytes(local);
+  REQUIRE(whole.size() == 2);
+  REQUIRE(half.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) CHECK(2 * half[i] == whole[i]);
 }
 
 TEST_CASE("one rank has the whole model") {
@@ -198,6 +282,7 @@ TEST_CASE("sizes that do not divide, ranks that do not exist and unknown tensors
         std::string::npos);
   CHECK(message("norm.weight", {.tensor_parallel_size = 2, .rank = 2}).find("rank 2 of 2") != std::string::npos);
   CHECK(message("norm.weight", {.tensor_parallel_size = 0, .rank = 0}).find("above 0") != std::string::npos);
-  CHECK(message("layers.0.self_attn.x_proj", {.tensor_parallel_size = 2, .rank = 0}).find("x_proj") !=
-        std::string::npos);
+  for (const int size : {1, 2})
+    CHECK(message("layers.0.self_attn.x_proj", {.tensor_parallel_size = size, .rank = 0}).find("x_proj") !=
+          std::string::npos);
 }

@@ -1,7 +1,7 @@
 #include "cpp/src/models/sharding.h"
 
 #include <algorithm>
-#include <array>
+#include <initializer_list>
 
 #include "cpp/src/check.h"
 
@@ -64,67 +64,140 @@ class Cutter {
   ParallelConfig parallel_;
 };
 
-// Of tensors named layers.N.self_attn.X.
-TensorShard attention_shard(const ModelConfig& config, std::string_view name, const Cutter& cutter) {
-  const std::int64_t head_dim = config.head_dim, q_rows = config.attention_output_gate ? 2 * head_dim : head_dim;
-  if (name.starts_with("q_proj.")) return cutter.cut(0, {config.num_heads * q_rows});
-  if (name.starts_with("k_proj.") || name.starts_with("v_proj."))
-    return cutter.cut_heads(config.num_kv_heads, head_dim);
-  if (name == "o_proj.weight") return cutter.cut(1, {config.num_heads * head_dim});
-  // A bias is added once: by what adds up the ranks, not by each of them.
-  if (name == "o_proj.bias" || name == "q_norm.weight" || name == "k_norm.weight") return {};
-  throw InvalidArgument(detail::concat("no attention layer has a tensor ", name));
+// A tensor's name is a pattern's: `*` is a part without a dot, `**` the rest.
+bool fits(std::string_view name, std::string_view pattern) {
+  while (!pattern.empty()) {
+    if (pattern == "**") return true;
+    if (pattern.front() == '*') {
+      const std::size_t size = std::min(name.find('.'), name.size());
+      if (size == 0) return false;
+      name.remove_prefix(size);
+    } else if (!name.empty() && name.front() == pattern.front()) {
+      name.remove_prefix(1);
+    } else {
+      return false;
+    }
+    pattern.remove_prefix(1);
+  }
+  return name.empty();
 }
 
-// Of tensors named layers.N.linear_attn.X. Qwen3-Next's rows are groups by key head, so that a share is one range;
-// Qwen3.5's are q, k and v one behind the other.
-TensorShard gated_delta_net_shard(const ModelConfig& config, std::string_view name, const Cutter& cutter) {
-  const std::int64_t keys = std::int64_t{config.linear_num_key_heads} * config.linear_key_head_dim;
-  const std::int64_t heads = config.linear_num_value_heads, values = heads * config.linear_value_head_dim;
-  if (name == "in_proj_qkvz.weight") return cutter.cut(0, {2 * keys + 2 * values});
-  if (name == "in_proj_ba.weight") return cutter.cut(0, {2 * heads});
-  if (name == "in_proj_qkv.weight" || name == "conv1d.weight") return cutter.cut(0, {keys, keys, values});
-  if (name == "in_proj_z.weight") return cutter.cut(0, {values});
-  if (name == "in_proj_b.weight" || name == "in_proj_a.weight" || name == "A_log" || name == "dt_bias")
-    return cutter.cut(0, {heads});
-  if (name == "out_proj.weight") return cutter.cut(1, {values});
-  if (name == "norm.weight") return {};
-  throw InvalidArgument(detail::concat("no Gated DeltaNet layer has a tensor ", name));
-}
+using Config = const ModelConfig&;
+using Cut = const Cutter&;
+struct Rule {
+  std::string_view pattern;
+  TensorShard (*shard)(Config, Cut);
+};
 
-// Of tensors named layers.N.mlp.X. Every rank has a slice of every expert.
-TensorShard feed_forward_shard(const ModelConfig& config, std::string_view name, const Cutter& cutter) {
-  if (name == "gate.weight" || name == "shared_expert_gate.weight") return {};
-  const std::int64_t expert_size = config.moe_intermediate_size;
-  if (name == "experts.gate_up_proj") return cutter.cut(1, {expert_size, expert_size});
-  if (name == "experts.down_proj") return cutter.cut(2, {expert_size});
-  const std::int64_t size = name.starts_with("shared_expert.") ? config.shared_expert_intermediate_size
-                            : name.starts_with("experts.")     ? expert_size
-                                                               : config.intermediate_size;
-  if (name.ends_with("gate_proj.weight") || name.ends_with("up_proj.weight")) return cutter.cut(0, {size});
-  if (name.ends_with("down_proj.weight")) return cutter.cut(1, {size});
-  throw InvalidArgument(detail::concat("no MLP has a tensor ", name));
+std::int64_t num_keys(Config c) { return std::int64_t{c.linear_num_key_heads} * c.linear_key_head_dim; }
+std::int64_t num_values(Config c) { return std::int64_t{c.linear_num_value_heads} * c.linear_value_head_dim; }
+
+TensorShard whole(Config /*config*/, Cut /*cut*/) { return {}; }
+TensorShard vocabulary(Config c, Cut cut) { return cut.cut_unevenly(c.vocab_size); }
+TensorShard query_rows(Config c, Cut cut) {
+  return cut.cut(0, {std::int64_t{c.num_heads} * c.head_dim * (c.attention_output_gate ? 2 : 1)});
+}
+TensorShard key_value_rows(Config c, Cut cut) { return cut.cut_heads(c.num_kv_heads, c.head_dim); }
+TensorShard query_columns(Config c, Cut cut) { return cut.cut(1, {std::int64_t{c.num_heads} * c.head_dim}); }
+// Qwen3-Next's rows are groups by key head, so that a share is one range; Qwen3.5's are q, k and v one behind the
+// other.
+TensorShard qkvz_rows(Config c, Cut cut) { return cut.cut(0, {2 * num_keys(c) + 2 * num_values(c)}); }
+TensorShard ba_rows(Config c, Cut cut) { return cut.cut(0, {2 * std::int64_t{c.linear_num_value_heads}}); }
+TensorShard qkv_rows(Config c, Cut cut) { return cut.cut(0, {num_keys(c), num_keys(c), num_values(c)}); }
+TensorShard value_rows(Config c, Cut cut) { return cut.cut(0, {num_values(c)}); }
+TensorShard value_heads(Config c, Cut cut) { return cut.cut(0, {c.linear_num_value_heads}); }
+TensorShard value_columns(Config c, Cut cut) { return cut.cut(1, {num_values(c)}); }
+TensorShard mlp_rows(Config c, Cut cut) { return cut.cut(0, {c.intermediate_size}); }
+TensorShard mlp_columns(Config c, Cut cut) { return cut.cut(1, {c.intermediate_size}); }
+// Every rank has a slice of every expert.
+TensorShard expert_rows(Config c, Cut cut) { return cut.cut(0, {c.moe_intermediate_size}); }
+TensorShard expert_columns(Config c, Cut cut) { return cut.cut(1, {c.moe_intermediate_size}); }
+TensorShard experts_rows(Config c, Cut cut) { return cut.cut(1, {c.moe_intermediate_size, c.moe_intermediate_size}); }
+TensorShard experts_columns(Config c, Cut cut) { return cut.cut(2, {c.moe_intermediate_size}); }
+TensorShard shared_expert_rows(Config c, Cut cut) { return cut.cut(0, {c.shared_expert_intermediate_size}); }
+TensorShard shared_expert_columns(Config c, Cut cut) { return cut.cut(1, {c.shared_expert_intermediate_size}); }
+
+// Layers of the draft module, "mtp.layers.0...", are cut as layers are.
+constexpr Rule kRules[] = {
+    // --8<-- [start:rules]
+    {"embed_tokens.weight", vocabulary},
+    {"lm_head.weight", vocabulary},
+    {"norm.weight", whole},
+    {"layers.*.input_layernorm.weight", whole},
+    {"layers.*.post_attention_layernorm.weight", whole},
+    // attention: whole heads; a bias of the sum is added once, by what adds up the ranks
+    {"layers.*.self_attn.q_proj.*", query_rows},
+    {"layers.*.self_attn.k_proj.*", key_value_rows},
+    {"layers.*.self_attn.v_proj.*", key_value_rows},
+    {"layers.*.self_attn.o_proj.weight", query_columns},
+    {"layers.*.self_attn.o_proj.bias", whole},
+    {"layers.*.self_attn.q_norm.weight", whole},
+    {"layers.*.self_attn.k_norm.weight", whole},
+    // Gated DeltaNet: key heads with their value heads
+    {"layers.*.linear_attn.in_proj_qkvz.weight", qkvz_rows},
+    {"layers.*.linear_attn.in_proj_ba.weight", ba_rows},
+    {"layers.*.linear_attn.in_proj_qkv.weight", qkv_rows},
+    {"layers.*.linear_attn.in_proj_z.weight", value_rows},
+    {"layers.*.linear_attn.in_proj_b.weight", value_heads},
+    {"layers.*.linear_attn.in_proj_a.weight", value_heads},
+    {"layers.*.linear_attn.conv1d.weight", qkv_rows},
+    {"layers.*.linear_attn.A_log", value_heads},
+    {"layers.*.linear_attn.dt_bias", value_heads},
+    {"layers.*.linear_attn.norm.weight", whole},
+    {"layers.*.linear_attn.out_proj.weight", value_columns},
+    // MLPs: a slice of each, and of every expert
+    {"layers.*.mlp.gate_proj.weight", mlp_rows},
+    {"layers.*.mlp.up_proj.weight", mlp_rows},
+    {"layers.*.mlp.down_proj.weight", mlp_columns},
+    {"layers.*.mlp.gate.weight", whole},
+    {"layers.*.mlp.experts.*.gate_proj.weight", expert_rows},
+    {"layers.*.mlp.experts.*.up_proj.weight", expert_rows},
+    {"layers.*.mlp.experts.*.down_proj.weight", expert_columns},
+    {"layers.*.mlp.experts.gate_up_proj", experts_rows},
+    {"layers.*.mlp.experts.down_proj", experts_columns},
+    {"layers.*.mlp.shared_expert.gate_proj.weight", shared_expert_rows},
+    {"layers.*.mlp.shared_expert.up_proj.weight", shared_expert_rows},
+    {"layers.*.mlp.shared_expert.down_proj.weight", shared_expert_columns},
+    {"layers.*.mlp.shared_expert_gate.weight", whole},
+    // the draft module: fc makes whole hidden states of whole hidden states
+    {"mtp.fc.weight", whole},
+    {"mtp.norm.weight", whole},
+    {"mtp.pre_fc_norm_embedding.weight", whole},
+    {"mtp.pre_fc_norm_hidden.weight", whole},
+    // speech: around a talker's decoder, and the decoder of its codes
+    {"codec_head.weight", vocabulary},
+    {"codec_embedding.weight", whole},
+    {"text_embedding.weight", whole},
+    {"text_projection.**", whole},
+    {"hidden_projection.**", whole},
+    {"code_predictor.**", whole},
+    {"code2wav.**", whole},
+    {"decoder.**", whole},
+    // --8<-- [end:rules]
+};
+
+template <class Function>
+void for_each_rule(std::string_view name, const Function& use) {
+  if (name.starts_with("mtp.layers.")) name.remove_prefix(std::string_view("mtp.").size());
+  for (const Rule& rule : kRules)
+    if (fits(name, rule.pattern)) use(rule);
 }
 
 }  // namespace
 
+std::vector<std::string_view> sharding_rules_of(std::string_view name) {
+  std::vector<std::string_view> patterns;
+  for_each_rule(name, [&](const Rule& rule) { patterns.push_back(rule.pattern); });
+  return patterns;
+}
+
 TensorShard shard_of(const ModelConfig& config, std::string_view name, const ParallelConfig& parallel) {
   check_parallel(config, parallel);
+  const Rule* found = nullptr;
+  for_each_rule(name, [&](const Rule& rule) { found = &rule; });
+  DELTAIC_CHECK(found != nullptr, "no model has a tensor ", name);
   if (parallel.tensor_parallel_size == 1) return {};
-  const Cutter cutter(parallel);
-  if (name == "embed_tokens.weight" || name == "lm_head.weight") return cutter.cut_unevenly(config.vocab_size);
-  using Rule = TensorShard (*)(const ModelConfig&, std::string_view, const Cutter&);
-  constexpr std::array<std::pair<std::string_view, Rule>, 3> kRules{{
-      {".self_attn.", attention_shard},
-      {".linear_attn.", gated_delta_net_shard},
-      {".mlp.", feed_forward_shard},
-  }};
-  for (const auto& [part, rule] : kRules)
-    if (const auto at = name.find(part); at != std::string_view::npos)
-      return rule(config, name.substr(at + part.size()), cutter);
-  // The draft module's fc makes whole hidden states of whole hidden states.
-  if (name.ends_with("norm.weight") || name == "mtp.fc.weight" || name.starts_with("mtp.pre_fc_norm_")) return {};
-  throw InvalidArgument(detail::concat("no model has a tensor ", name));
+  return found->shard(config, Cutter(parallel));
 }
 
 ModelConfig local_config(const ModelConfig& config, const ParallelConfig& parallel) {

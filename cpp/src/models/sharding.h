@@ -26,10 +26,16 @@ struct TensorShard {
   bool is_replicated() const { return ranges.empty(); }
 };
 
+// The patterns of the table of rules that `name` fits: exactly one for each tensor that a loader reads. `*` stands for
+// a part without a dot, `**` at the end for all that follows.
+std::vector<std::string_view> sharding_rules_of(std::string_view name);
+
 // `name`: of a checkpoint, without its prefix ("layers.3.self_attn.q_proj.weight"). Vectors of a hidden size, per-head
-// norms and the router are on each rank; K and V heads are repeated where there are fewer of them than ranks.
-// Throws InvalidArgument for a rank outside the size, for a tensor that no model has, and, naming field and numbers,
-// for a size that does not divide the model (sizes that are powers of two divide all published ones).
+// norms and the router are on each rank; K and V heads are repeated where there are fewer of them than ranks. Of a
+// model that speaks the talker's decoder is cut as any other (its head is called codec_head); what surrounds it is
+// whole on each rank. Throws InvalidArgument for a rank outside the size, for a tensor that no model has, and, naming
+// field and numbers, for a size that does not divide the model (sizes that are powers of two divide all published
+// ones).
 TensorShard shard_of(const ModelConfig& config, std::string_view name, const ParallelConfig& parallel);
 
 // The model as a rank sees it: fewer heads, smaller MLPs, the same hidden size. Its tensors have the shapes that
