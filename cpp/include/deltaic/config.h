@@ -19,7 +19,7 @@ std::string_view name(Architecture architecture);
 
 enum class RopeType : std::uint8_t { standard, linear, yarn };
 
-// Rotary embedding (model-spec section 7). The yarn fields are ignored for the other types.
+// Rotary embedding. The yarn fields are ignored for the other types.
 struct RopeConfig {
   RopeType type = RopeType::standard;
   double theta = 10000.0;

@@ -101,7 +101,7 @@ struct DenseDraftOutput {
 class InputBatch;
 class StepHook;  // deltaic/step_hook.h
 
-// Runs one model: a SchedulerOutput in, sampled tokens out. Not thread-safe. spec/runner.md is the contract.
+// Runs one model: a SchedulerOutput in, sampled tokens out. Not thread-safe.
 class ModelRunner {
  public:
   // Reads a checkpoint folder. Throws InvalidArgument, Unsupported or OutOfMemory.

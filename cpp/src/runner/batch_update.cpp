@@ -41,8 +41,9 @@ void update_cached(const CachedRequestData& cached, InputBatch& batch, Preempted
     const std::string& req_id = cached.req_ids[i];
     const bool is_resumed =
         std::find(cached.resumed_req_ids.begin(), cached.resumed_req_ids.end(), req_id) != cached.resumed_req_ids.end();
-    const auto* block_ids =
-        cached.new_block_ids.empty() || !cached.new_block_ids[i] ? nullptr : &*cached.new_block_ids[i];
+    const std::vector<std::vector<int>>* block_ids = nullptr;
+    if (!cached.new_block_ids.empty())
+      if (const auto& given = cached.new_block_ids[i]; given.has_value()) block_ids = &*given;
     const int row = batch.find(req_id);
     if (row < 0) {
       const auto found = preempted.find(req_id);

@@ -234,7 +234,7 @@ bool CudaExecutor::add_prompt_logprobs(int first_hidden_row, const BatchRow& row
     parts_.stream->wait();
     const std::span<const std::int32_t> tokens(row.token_ids.data() + begin + 1, static_cast<std::size_t>(count));
     const TensorView values = make_view(host_logits, DType::f32, {count, parts_.model.vocab_size});
-    for (auto& entry : ops::token_logprobs(host, values, tokens, *row.sampling_params.prompt_logprobs)) {
+    for (auto& entry : ops::token_logprobs(host, values, tokens, row.sampling_params.prompt_logprobs.value_or(0))) {
       if (!entry) return false;
       output.prompt_logprobs[row.req_id].push_back(*std::move(entry));
     }

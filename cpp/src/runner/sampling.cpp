@@ -90,7 +90,7 @@ bool StepSampler::add_prompt_logprobs(HybridDecoder& decoder, const TensorView& 
     const TensorView chunk = logits(count);
     decoder.compute_logits(hidden_states, view_of(hidden_rows_), chunk);
     const std::span<const std::int32_t> tokens(row.token_ids.data() + begin + 1, static_cast<std::size_t>(count));
-    for (auto& entry : ops::token_logprobs(ctx_, chunk, tokens, *row.sampling_params.prompt_logprobs)) {
+    for (auto& entry : ops::token_logprobs(ctx_, chunk, tokens, row.sampling_params.prompt_logprobs.value_or(0))) {
       if (!entry) return false;
       output.prompt_logprobs[row.req_id].push_back(*std::move(entry));
     }

@@ -113,8 +113,9 @@ class StepChecker {
     std::vector<bool> seen(upcoming_.size(), false);
     for (std::size_t i = 0; i < count; ++i) {
       const std::string& req_id = cached.req_ids[i];
-      const BlockLists* blocks =
-          cached.new_block_ids.empty() || !cached.new_block_ids[i] ? nullptr : &*cached.new_block_ids[i];
+      const BlockLists* blocks = nullptr;
+      if (!cached.new_block_ids.empty())
+        if (const auto& given = cached.new_block_ids[i]; given.has_value()) blocks = &*given;
       DELTAIC_CHECK(cached.num_computed_tokens[i] >= 0, "request ", req_id, " has num_computed_tokens ",
                     cached.num_computed_tokens[i]);
       DELTAIC_CHECK(cached.num_output_tokens.empty() || cached.num_output_tokens[i] >= 0, "request ", req_id,

@@ -35,7 +35,7 @@ const StepPlan& StepPlanner::plan(const SchedulerOutput& step) {
   plan_.num_rows = batch_.num_reqs() - counts[static_cast<std::size_t>(RowRegion::idle)];
   plan_.num_decodes = counts[static_cast<std::size_t>(RowRegion::decode)];
   build_step_inputs(batch_, plan_.num_rows, options_.async_input_combine, plan_.inputs);
-  if (plan_.num_rows > 0 && slots_) assign_state_slots();
+  if (plan_.num_rows > 0) assign_state_slots();
   build_attention_metadata(batch_, plan_.num_rows, groups_.full_attn_group, groups_.block_size(), plan_.attention);
   plan_.attention.block_table.clear();
   if (slots_)
@@ -46,6 +46,7 @@ const StepPlan& StepPlanner::plan(const SchedulerOutput& step) {
 }
 
 void StepPlanner::assign_state_slots() {
+  if (!slots_) return;
   slots_->reclaim();
   for (int i = 0; i < plan_.num_rows; ++i)
     if (BatchRow& row = batch_.row(i); row.state_slot < 0) row.state_slot = slots_->assign(row.req_id);

@@ -25,7 +25,7 @@ namespace {
 // Parts the predictor's random numbers from those that the talker draws with the same seed.
 constexpr std::uint64_t kPredictorStream = 0x9E3779B97F4A7C15ULL;
 
-const CodePredictorConfig& checked(const CodePredictorConfig& config) {
+CodePredictorConfig checked(const CodePredictorConfig& config) {
   DELTAIC_CHECK(config.num_codebooks >= 2, "num_codebooks is ", config.num_codebooks, ", it must be at least 2");
   if (config.decoder.num_layers_of(LayerKind::linear_attention) > 0)
     throw Unsupported("a code predictor with recurrent layers");

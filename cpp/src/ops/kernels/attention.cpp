@@ -7,7 +7,6 @@ namespace deltaic::cpu::DELTAIC_ISA {
 namespace {
 
 constexpr int kTile = kAttentionTile;
-constexpr int kPaddedDim = kMaxHeadDim;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 struct Scratch {
@@ -24,6 +23,7 @@ DELTAIC_INLINE void prefetch(const char* from, int64_t num_bytes) {
 // The first tile of rows fetches the values of the keys meanwhile.
 template <class K, int M>
 void scores(const AttentionArgs& args, Scratch& s, int row, int num_keys, int64_t v_row_bytes) {
+  if (num_keys < 1) return;
   const int quarter = (num_keys + 3) / 4;  // four streams of keys, as in linear
   for (int j = 0; j < quarter; ++j) {
     const char* k[4];
@@ -158,10 +158,10 @@ void attention_of(const AttentionArgs& args) {
   const int64_t partition_end = args.key_begin + kAttentionPartition;
   const int64_t end = last_key + 1 < partition_end ? last_key + 1 : partition_end;
   const auto keys_at = [&](int64_t key) { return static_cast<int>(end - key < kTile ? end - key : kTile); };
+  const char* next_v_rows[kTile] = {};
   find_rows(args, args.key_begin, keys_at(args.key_begin), s.k_rows, s.v_rows);
   for (int64_t key = args.key_begin; key < end; key += kTile) {
     const int num_keys = keys_at(key), num_next = key + kTile < end ? keys_at(key + kTile) : 0;
-    const char* next_v_rows[kTile];
     find_rows(args, key + kTile, num_next, s.next_k_rows, next_v_rows);
     int first = args.num_rows;  // rows from here on see a key of the tile: positions ascend
     while (first > 0 && args.position[first - 1] >= key) --first;
