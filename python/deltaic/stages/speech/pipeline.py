@@ -265,20 +265,16 @@ class SpeechPipeline:
         self.talker_engine.set_num_ready_tokens(ready)
 
     def _emit_text(self, utterance: Utterance, output: EngineOutput) -> None:
-        tokens = [token for token in output.new_token_ids if token not in self._thinker_eos_ids]
-        decoder = utterance.text
+        tokens, decoder = output.new_token_ids, utterance.text
+        if tokens and tokens[-1] in self._thinker_eos_ids:
+            tokens = tokens[:-1]
         text = "" if decoder is None else "".join(map(decoder.decode, tokens))
         if decoder is not None and output.finish_reason is not None:
             text += decoder.flush()
         if tokens or text:
+            num_frames = utterance.num_frames_decoded
             self._ready.append(
-                AudioChunk(
-                    utterance.request_id,
-                    NO_SOUND,
-                    num_frames=utterance.num_frames_decoded,
-                    text=text,
-                    token_ids=tuple(tokens),
-                )
+                AudioChunk(utterance.request_id, NO_SOUND, False, None, None, num_frames, text, tuple(tokens))
             )
 
     def _start_answer(self, utterance: Utterance, hidden: FloatArray) -> None:

@@ -19,7 +19,7 @@ DEFAULT_CHUNK = Chunked(first=4, size=25)
 AudioFinishReason = Literal["stop", "length", "error", "abort"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a step makes one for each request that writes, and frozen costs four times as much
 class AudioChunk:
     """What is new of an utterance: samples, f32 in [-1, 1], or text that the thinker wrote.
 

@@ -20,6 +20,9 @@ class ReferenceCache:
         self._streams: OrderedDict[str, _core.CodecStream] = OrderedDict()
         self.num_hits = 0
 
+    def __len__(self) -> int:
+        return len(self._streams)
+
     def start(self, codes: IntArray | None) -> _core.CodecStream:
         """Return a stream that goes on behind the reference; a fresh one without a reference."""
         if codes is None:
