@@ -40,7 +40,8 @@ def test_steps_of_32_requests_are_the_models_time_and_call_no_python_for_their_r
         assert pipeline.talker_engine.stats().num_running == NUM_REQUESTS
         assert profile.num_calls_inside == 0  # native stages call no Python
         # An output of an engine a request; a thinker's token is decoded and given to the caller too.
-        assert num_calls < (20 if with_thinker else 2.5)
+        assert num_calls < (10 if with_thinker else 2.5)
         shares.append(profile.stages_share)
-    # CPU time of the one thread that computes; the best round, as caches are shared with what else runs.
+    # Of the stages: what the engines' schedulers take is that of any model. CPU time of the one thread there is; the
+    # best round, as caches are shared with what else runs.
     assert min(shares) < 0.1
