@@ -31,8 +31,7 @@ fi
 python -m pytest tests_py -m slow -rs  # without Chromium the tests of the page fail, and say what to install
 
 section "clang-tidy"
-if ! command -v clang-tidy >/dev/null; then pip_install clang-tidy==21.1.6; fi
-git ls-files 'cpp/src/*.cpp' | grep -v _cpu.cpp | xargs clang-tidy --quiet -p build/debug
+scripts/tidy.sh --analyze
 
 section "every kernel compiles for the architectures that the build above does not compile for"
 need_nvcc
