@@ -30,11 +30,11 @@ if ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
 fi
 python -m pytest tests_py -m slow -rs  # without Chromium the tests of the page fail, and say what to install
 
-section "clang-tidy"
+section "clang-tidy, with the analyzer"
+need_nvcc
 scripts/tidy.sh --analyze
 
 section "every kernel compiles for the architectures that the build above does not compile for"
-need_nvcc
 object=$(mktemp)
 for source in $(git ls-files 'cuda/*.cu'); do
   # To machine code, at once: PTX is not checked for what an architecture lacks. Unused there is what others alone use.
