@@ -24,13 +24,6 @@ __device__ inline void tensor_load(void* shared, const CUtensorMap* map, int x, 
       : "memory");
 }
 
-// What is read once should leave L2 first.
-__device__ inline std::uint64_t evict_first_policy() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // The same of a tensor of three dimensions, to this block or to the same place of every block in `blocks` (a bit a
 // rank), whose barriers are told.
 __device__ inline void tensor_load(void* shared, const CUtensorMap* map, int x, int y, int z, std::uint64_t* barrier,

@@ -6,6 +6,7 @@
 //   that several loads share waits for the last of them.)
 //   a product is m16n8k16 with 16 tokens by 8 rows; columns are permuted alike in tokens and weights, so that each
 //   thread's fragments are 16 contiguous bytes
+//   L2 gives up the weights first: a step reads them once, and what it reads again has the room
 //   partial sums of the warps meet in shared memory, kGroupTiles tiles of each team at a time, in a fixed order: what
 //   a row gives does not depend on the number of tokens or blocks
 // Kernels that stream much take more than half of an SM's shared memory: one block an SM, and the blocks of the next
@@ -135,8 +136,8 @@ class TileStream {
   template <class Rows>
   __device__ void load(std::uint32_t slot, Rows&& rows) {
     if (next_row_ != nullptr && next_line_ < num_lines_) {
-      async_copy_16(slot, next_row_);
-      async_copy_16(slot + kHalfBytes, next_row_ + 32);
+      async_copy_16(slot, next_row_, policy_);
+      async_copy_16(slot + kHalfBytes, next_row_ + 32, policy_);
       next_row_ += kSplit * kLineColumns;
     }
     async_copy_commit();
@@ -149,6 +150,7 @@ class TileStream {
   }
 
   Shared& shared_;
+  std::uint64_t policy_ = evict_first_policy();
   std::uint32_t ring_begin_;
   int num_lines_, num_tiles_;
   const T* next_row_;
