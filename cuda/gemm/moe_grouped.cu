@@ -1,7 +1,7 @@
 // Mixture of experts for many tokens, as grouped matrix products on tensor cores (wgmma, sm_90a).
 //   sort: blocks count the (token, j) pairs of each expert, then place them, an expert after the other, and cut each
-//   expert into tiles as equal as can be; nothing comes back to the host. Where a pair lies does not change what it
-//   gives
+//   expert into tiles as equal as can be (one block does all that for up to 4,096 pairs); nothing comes back to the
+//   host. Where a pair lies does not change what it gives
 //   up, then down: moe_product
 //   sum: a block a token adds its experts in order
 #include "cuda/gemm/moe_grouped.h"
@@ -83,15 +83,25 @@ __global__ void __launch_bounds__(kSortThreads)
   if (thread < num_experts) scratch.counts[blockIdx.x * num_experts + thread] = count[thread];
 }
 
-// Places this block's pairs, and in block 0 lists the tiles. Every block adds up all counts anew.
+// Places this block's pairs, and in block 0 lists the tiles. A block alone counts for itself; of several every one adds
+// up all counts anew.
+template <bool kAlone>
 __global__ void __launch_bounds__(kSortThreads) moe_place_kernel(const std::int32_t* expert_ids, int num_pairs,
                                                                  int num_experts, int max_tile_pairs, Scratch scratch) {
   __shared__ int next[kSortThreads];  // where the next pair of an expert goes
+  const int thread = threadIdx.x;
+  if constexpr (kAlone) {
+    next[thread] = 0;
+    __syncthreads();
+  }
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int thread = threadIdx.x;
   int all = 0, before = 0;
-  if (thread < num_experts) {
+  if constexpr (kAlone) {
+    visit_pairs(expert_ids, num_pairs, num_experts, [&](int, int id) { atomicAdd(&next[id], 1); });
+    __syncthreads();
+    all = next[thread];
+  } else if (thread < num_experts) {
 #pragma unroll 8
     for (int block = 0; block < static_cast<int>(gridDim.x); ++block) {
       const int count = __ldcg(scratch.counts + block * num_experts + thread);
@@ -118,35 +128,52 @@ __global__ void __launch_bounds__(kSortThreads) moe_place_kernel(const std::int3
 
 constexpr int kSumThreads = 256;
 
+// Pairs are added in order. y, ids and weights are older than the kernel just before: they are read while it runs.
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)
     moe_sum_kernel(const T* out, const std::int32_t* expert_ids, const float* weights, int num_experts, int k,
                    int hidden, T* y, std::int64_t y_stride) {
-  wait_for_previous_kernel();
-  allow_next_kernel();
+  constexpr int kAtOnce = 8;  // experts whose loads are under way together
   const std::int64_t token = blockIdx.x;
+  bool waits = true;
   for (int column = threadIdx.x * 8; column < hidden; column += kSumThreads * 8) {
     T* target = y + token * y_stride + column;
     float sums[8];
     T values[8];
-    const auto read = [&](const T* source) {
-      *reinterpret_cast<uint4*>(values) = *reinterpret_cast<const uint4*>(source);
-    };
     const bool aligned = reinterpret_cast<std::uintptr_t>(target) % 16 == 0;
     if (aligned)
-      read(target);
+      *reinterpret_cast<uint4*>(values) = *reinterpret_cast<const uint4*>(target);
     else
       for (int i = 0; i < 8; ++i) values[i] = target[i];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[i] = to_float(values[i]);
-#pragma unroll 8
-    for (int j = 0; j < k; ++j) {
-      const int id = expert_ids[token * k + j];
-      if (id < 0 || id >= num_experts) continue;
-      const float weight = weights[token * k + j];
-      read(out + (token * k + j) * hidden + column);
+    for (int first = 0; first < k; first += kAtOnce) {
+      bool is_there[kAtOnce];
+      float factors[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sums[i] += weight * to_float(values[i]);
+      for (int j = 0; j < kAtOnce; ++j) {
+        const std::int64_t pair = token * k + min(first + j, k - 1);
+        const int id = __ldcg(expert_ids + pair);
+        is_there[j] = first + j < k && 0 <= id && id < num_experts;
+        factors[j] = __ldcg(weights + pair);
+      }
+      if (waits) {
+        wait_for_previous_kernel();
+        allow_next_kernel();
+        waits = false;
+      }
+      uint4 rows[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (is_there[j])
+          rows[j] = __ldcg(reinterpret_cast<const uint4*>(out + (token * k + first + j) * hidden + column));
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (!is_there[j]) continue;
+        const T* row = reinterpret_cast<const T*>(&rows[j]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i] += factors[j] * to_float(row[i]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = from_float<T>(sums[i]);
@@ -168,9 +195,16 @@ void launch(ops::Stream stream, const MoeGroupedArgs& args) {
                              .stream = native(stream)};
   // Where experts have few pairs each, two blocks would share what one can do.
   const int blocks_a_tile = num_pairs > num_experts * kMoeBlockPairs / 2 ? 2 : 1;
-  sort(moe_count_kernel, ids, static_cast<int>(num_pairs), static_cast<int>(num_experts), scratch);
-  sort(moe_place_kernel, ids, static_cast<int>(num_pairs), static_cast<int>(num_experts),
-       blocks_a_tile * kMoeBlockPairs, scratch);
+  const auto place = [&](auto kernel) {
+    sort(kernel, ids, static_cast<int>(num_pairs), static_cast<int>(num_experts), blocks_a_tile * kMoeBlockPairs,
+         scratch);
+  };
+  if (num_sort_blocks(num_pairs) == 1) {
+    place(moe_place_kernel<true>);
+  } else {
+    sort(moe_count_kernel, ids, static_cast<int>(num_pairs), static_cast<int>(num_experts), scratch);
+    place(moe_place_kernel<false>);
+  }
 
   const TensorView pairs = make_view(scratch.hidden, args.x.dtype, {num_pairs, intermediate}, args.x.device);
   const auto product = [&](bool up, const TensorView& x, const TensorView& weight, void* y) {

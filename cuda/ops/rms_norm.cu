@@ -41,11 +41,20 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const T* x, std::int
 constexpr int kVector = 8;
 constexpr std::int64_t kMaxVectors = 4;  // a thread
 
-// kVectors vectors a thread; rows are aligned to 16 bytes, size is a multiple of kVector.
+// kVectors vectors a thread; rows are aligned to 16 bytes, size is a multiple of kVector. The weights are read before
+// the wait: no kernel writes them.
 template <class T, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     short_rms_norm_kernel(const T* x, std::int64_t x_stride, const float* weight, float eps, int size, T* y,
                           std::int64_t y_stride) {
+  float factors[kVectors][kVector];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int column = (i * kThreads + static_cast<int>(threadIdx.x)) * kVector;
+    if (column >= size) break;
+    *reinterpret_cast<float4*>(factors[i]) = __ldg(reinterpret_cast<const float4*>(weight + column));
+    *reinterpret_cast<float4*>(factors[i] + 4) = __ldg(reinterpret_cast<const float4*>(weight + column + 4));
+  }
   wait_for_previous_kernel();
   allow_next_kernel();
   uint4 row[kVectors];
@@ -63,12 +72,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kVectors; ++i) {
     const int column = (i * kThreads + static_cast<int>(threadIdx.x)) * kVector;
     if (column >= size) break;
-    float factors[kVector];
-    *reinterpret_cast<float4*>(factors) = __ldg(reinterpret_cast<const float4*>(weight + column));
-    *reinterpret_cast<float4*>(factors + 4) = __ldg(reinterpret_cast<const float4*>(weight + column + 4));
     T* values = reinterpret_cast<T*>(&row[i]);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) values[j] = from_float<T>(to_float(values[j]) * scale * factors[j]);
+    for (int j = 0; j < kVector; ++j) values[j] = from_float<T>(to_float(values[j]) * scale * factors[i][j]);
     *reinterpret_cast<uint4*>(y + blockIdx.x * y_stride + column) = row[i];
   }
 }
