@@ -210,6 +210,8 @@ class Scheduler:
                 return index
             if end >= request.max_total_tokens:
                 continue  # the token in flight certainly ends it
+            if request.num_ready_tokens is not None and end > request.num_ready_tokens:
+                continue  # it waits for its inputs
             if end > request.num_blocks * block_size:
                 blocks = self._cache.extend(request.req_id, end)
                 if blocks is None:

@@ -100,9 +100,9 @@ def test_row_14_a_clones_reference_is_the_context_of_every_chunk(tiny_tts: Path)
 
 def test_row_29_a_reference_is_known_by_its_content_and_not_by_its_name(tiny_tts: Path) -> None:
     pipeline = make_pipeline(tiny_tts)
-    for _ in range(3):
-        speak(pipeline, {"a": params(voice=reference(1))})
+    first, *others = (speak(pipeline, {"a": params(voice=reference(1))})["a"] for _ in range(3))
     assert pipeline.references.num_hits == 2
+    assert all(same(one, first) for one in others)  # no utterance goes on where another has ended
     speak(pipeline, {"a": params(voice=reference(2))})
     assert pipeline.references.num_hits == 2
 
@@ -335,6 +335,15 @@ def test_a_thinker_answers_the_caller_and_the_talker(tiny_speech: Path) -> None:
     assert len(silent["a"].samples) == 0
     assert silent["a"].final.finish_reason == "length"
     assert same(silent["b"], spoken)
+
+
+@pytest.mark.parametrize("pause", [2, 5])
+def test_a_talker_waits_for_a_thinker_that_is_slower(tiny_speech: Path, pause: int) -> None:
+    pipeline = make_pipeline(tiny_speech)
+    engine: Any = pipeline.thinker_engine
+    step, calls = engine.step, iter(range(10**6))
+    engine.step = lambda: [] if next(calls) % pause else step()
+    assert same(speak(pipeline)["a"], speak(make_pipeline(tiny_speech))["a"])
 
 
 def test_text_alone_needs_a_thinker(tiny_tts: Path) -> None:

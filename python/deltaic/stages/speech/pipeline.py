@@ -360,9 +360,8 @@ class SpeechPipeline:
         samples = NO_SOUND
         if utterance.trimmer is not None:
             samples = utterance.trimmer.push(samples, is_last=True)
-        if reason == "abort":  # what was on its way is not heard any more
+        if reason == "abort":  # what was held back is not heard any more
             samples = samples[:0]
-            self._ready = [chunk for chunk in self._ready if chunk.request_id != request_id or chunk.is_final]
         self._ready.append(
             AudioChunk(request_id, samples, True, reason, error, num_frames=utterance.num_frames_decoded)
         )
