@@ -9,6 +9,8 @@ missing_packages() {
   command -v g++ >/dev/null || echo g++
   command -v git >/dev/null || echo git
   command -v ccache >/dev/null || echo ccache
+  command -v curl >/dev/null || echo curl             # the tests of the documentation
+  command -v pkg-config >/dev/null || echo pkg-config # the test of embedding
   python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
   python3 -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || echo python3-dev
   [ -e /usr/include/nlohmann/json.hpp ] || [ -e /usr/local/include/nlohmann/json.hpp ] || echo nlohmann-json3-dev
