@@ -198,6 +198,12 @@ def test_what_is_run_again_is_written_again_and_never_given_twice() -> None:
     edge.put("a", CODES, rows(14), 4)
     edge.end("a")
     assert told(edge.take()) == [("a", [14]), ("a", "ok")]
+    edge = make(Chunked(2, 2, left_context=2))
+    edge.open("a")
+    edge.put("a", CODES, rows(0, 1))
+    edge.take()
+    edge.put("a", CODES, rows(9, 9, 2, 3), 0)
+    assert told(edge.take()) == [("a", [0, 1, 2, 3])]  # and what was given stays what it was
     edge = make()
     edge.open("a")
     with pytest.raises(ValueError, match=r"request a goes on at row 5 of codes.audio, 0 are there"):

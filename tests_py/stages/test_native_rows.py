@@ -91,6 +91,7 @@ def test_row_31_a_row_without_an_input_fails_alone(pipeline: SpeechPipeline) -> 
     talker = pipeline.talker
     expected = add(talker, "a")
     add(talker, "b")
+    talker.embeds[:] = -7  # type: ignore[index]
     result = prepared(talker, [decode("b", 0), decode("nobody", 1), row("a", 2, 1, prompt=5, computed=4)])
     assert result.failures == {
         "b": "request b has no input for position 5: 5 prompt rows and 0 frames",
