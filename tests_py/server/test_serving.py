@@ -14,6 +14,7 @@ import pytest
 from deltaic.server import ServerSettings
 from deltaic.tokenizer import Tokenizer
 from events import both_ways, read_events
+from fastapi import FastAPI
 from harness import Maker, until
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -157,6 +158,19 @@ def test_api_keys(make: Maker) -> None:
     assert server.get("/openapi.json").status_code == 401
     for path in ("/health", "/ping", "/version", "/metrics"):
         assert server.get(path).status_code == 200
+
+
+def test_mounted_server_has_the_same_open_paths(make: Maker) -> None:
+    server = make(forever, settings=ServerSettings(api_keys=["secret"], max_concurrent_requests=1))
+    outer = FastAPI()
+    outer.mount("/llm", server.app)
+    server.app = outer
+    for path in ("/", "/health", "/ping", "/version", "/metrics"):
+        assert server.get(f"/llm{path}").status_code == 200, path
+    for path in ("/v1/models", "/openapi.json", "/v1/models/health"):
+        assert server.get(f"/llm{path}").status_code == 401, path
+    key = {"authorization": "Bearer secret"}
+    assert server.get("/llm/v1/models", headers=key).json()["data"][0]["id"] == "default_model"
 
 
 def test_large_bodies(make: Maker) -> None:

@@ -25,7 +25,7 @@ class ApiKeyMiddleware:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and _path(scope) not in OPEN_PATHS:
             scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
             digest = sha256(given.strip().encode("latin-1")).digest()
             matches = [hmac.compare_digest(digest, known) for known in self._digests]
@@ -50,7 +50,7 @@ class ConcurrencyMiddleware:
         self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or _path(scope) in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         if self._num_requests >= self._max_requests:
@@ -100,6 +100,13 @@ class BodyLimitMiddleware:
             return event
 
         await self._app(scope, limited, send)
+
+
+def _path(scope: Scope) -> str:
+    """Return the path that the router sees: without where the application is mounted in another one."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 async def _discard(receive: Receive) -> None:
