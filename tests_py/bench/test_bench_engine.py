@@ -367,6 +367,17 @@ def test_throughput_command(model: Path, tmp_path: Path, capsys: pytest.CaptureF
         (["latency", "extra"], 2, "extra"),
         (["throughput", "--random-range-ratio", "1"], 2, "random_range_ratio"),
         (["throughput", "--dataset-name", "sharegpt"], 2, "dataset_name must be random: prompts of random tokens, got"),
+        (["latency", "--bandwidth", "0"], 2, "bandwidth must be a finite number above 0, got 0"),
+        (["latency", "--flops", "-1"], 2, "flops must be a finite number above 0, got -1"),
+        (["throughput", "--bandwidth", "nan"], 2, "bandwidth must be a finite number above 0, got nan"),
+        (["latency", "--output-json", "/dev/null/x.json"], 2, "/dev/null/x.json cannot be written: "),
+        (["latency", "--output-json", "/tmp"], 2, "/tmp cannot be written: it is a folder"),
+        (["throughput", "--output-json", "/dev/null/x.json"], 2, "/dev/null/x.json cannot be written: "),
+        (
+            ["throughput", "--input-len", "8", "--output-len", "2", "--max-model-len", "9"],
+            2,
+            "max_model_len = 9 has no",
+        ),
         (["nope"], 2, "No such command"),
     ],
 )
@@ -388,6 +399,14 @@ def test_plot_without_the_library_says_what_to_install(
     monkeypatch.setattr(plot, "import_module", refuse)
     assert cli.run(["bench", "latency", "--plot", "x.png"]) == 1
     assert "pip install 'deltaic[plot]'" in capsys.readouterr().err
+
+
+def test_plot_of_another_kind_is_refused_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.run(["bench", "latency", "--plot", "/tmp/x.xyz"]) == 2
+    shown = capsys.readouterr()
+    assert "plot must end in one of" in shown.err
+    assert shown.out == ""
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------

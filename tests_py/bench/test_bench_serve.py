@@ -7,8 +7,10 @@ import itertools
 import json
 import math
 import re
+import socket
 import statistics
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 from deltaic import _core, cli
 from deltaic.bench.ceilings import Ceilings
-from deltaic.bench.http_client import HttpError, Url, request, server_sent_events
+from deltaic.bench.http_client import HttpError, Url, authority, request, server_sent_events
 from deltaic.bench.load import Answer, LoadRequest, Target, arrival_times, ask, make_requests, run_load
 from deltaic.bench.serve import Load, parse_goodput, parse_metrics, parse_percentiles
 from deltaic.bench.serve_bound import ServerBound
@@ -454,6 +456,10 @@ def test_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
         (["--request-rate", "0"], 2, "request_rate must be above 0"),
         (["--random-range-ratio", "1"], 2, "random_range_ratio must be in"),
         (["--burstiness", "0"], 2, "burstiness must be above 0"),
+        (["--bandwidth", "inf"], 2, "bandwidth must be a finite number above 0"),
+        (["--request-timeout-sec", "0"], 2, "request_timeout_sec must be above 0"),
+        (["--ready-check-timeout-sec", "nan"], 2, "ready_check_timeout_sec must be at least 0"),
+        (["--save-result", "--result-dir", "/dev/null"], 2, "/dev/null/result.json cannot be written: "),
         (["--request-rate", "1", "2", "--result-filename", "x.json"], 2, "2 loads are asked for"),
         (["--port", "9", "--ready-check-timeout-sec", "0"], 1, "is not ready: cannot connect to 127.0.0.1:9"),
     ):
@@ -474,6 +480,78 @@ def test_server_that_refuses_everything_fails_the_command(capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert "Failed requests:                         2" in out
     assert err == "error: no request succeeded; the first error: HTTP 500: no\n"
+
+
+def test_refusal_ends_the_wait_for_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[bytes] = []
+
+    async def refuse(line: bytes, _: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        asked.append(line)
+        # 503: a server that starts; 401: one that will not change its mind
+        writer.write(plain("503 Busy", b"starting") if len(asked) == 1 else plain("401 No", b"a key is missing"))
+
+    with server(refuse) as url:
+        began = time.monotonic()
+        assert cli.run(["bench", "serve", "--base-url", url, "--ready-check-timeout-sec", "60"]) == 1
+    assert time.monotonic() - began < 30
+    assert asked == [b"GET /v1/models HTTP/1.1"] * 2
+    assert "HTTP 401: a key is missing" in capsys.readouterr().err
+
+
+def test_path_may_lack_its_slash(capsys: pytest.CaptureFixture[str]) -> None:
+    with server(openai) as url:
+        command = ["bench", "serve", "--base-url", url, "--num-prompts", "2", "--endpoint", "v1/completions"]
+        assert cli.run(command) == 0
+
+
+def test_hosts_of_ipv6_are_written_in_brackets() -> None:
+    seen: list[str] = []
+
+    async def main() -> Answer:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            await say(writer, 1, first_s=0, gap_s=0)
+            writer.close()
+
+        listener = await asyncio.start_server(serve, "::1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        answer = await ask(target(f"http://{authority('::1', port)}"), LoadRequest([1], 1, 1))
+        listener.close()
+        assert f"\r\nHost: [::1]:{port}\r\n" in seen[0]
+        return answer
+
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert asyncio.run(main()).error == ""
+
+
+def test_host_of_ipv6_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    command = ["bench", "serve", "--host", "::1", "--port", str(port), "--ready-check-timeout-sec", "0"]
+    assert cli.run(command) == 1
+    assert f"cannot connect to [::1]:{port}: " in capsys.readouterr().err
+
+
+def test_waits_and_breaks_are_told_in_words() -> None:
+    async def hang_up(_: bytes, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
+
+    with server(hang_up) as url:
+        assert re.fullmatch("the connection broke: .+", ask_once(url).error)
+        assert ask_once(url, timeout_s=1e-9).error.endswith(": timed out")
+
+
+def test_events_of_another_form_are_errors_of_their_request() -> None:
+    for odd in ([1], 5, {"choices": ["x"]}, {"choices": {"a": 1}}, {"choices": [{"delta": 3}]}):
+
+        async def answer(_: bytes, __: dict[str, Any], writer: asyncio.StreamWriter, odd: Any = odd) -> None:
+            writer.write(STREAM + chunk(event(odd)) + b"0\r\n\r\n")
+
+        with server(answer) as url:
+            assert ask_once(url).error, odd
 
 
 def test_http_error_names_the_server_that_has_no_models() -> None:

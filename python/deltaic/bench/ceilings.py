@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -33,13 +34,21 @@ class Ceilings:
 GPU_CEILINGS = {"NVIDIA H200": Ceilings(4.3e12, 803e12, "measured on an NVIDIA H200")}
 
 
+def check_given(bandwidth: float | None, flops: float | None) -> None:
+    """Raise ValueError naming the ceiling, of those given, that nothing could be divided by."""
+    for name, value in (("bandwidth", bandwidth), ("flops", flops)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a finite number above 0, got {value}")
+
+
 def find_ceilings(
     placement: Placement, *, bandwidth: float | None = None, flops: float | None = None, num_threads: int = 0
 ) -> Ceilings:
     """Return the ceilings of a device: those given (GB/s, TFLOP/s), known (some GPUs), or measured now.
 
-    Measuring takes some seconds and a GiB of the device's memory.
+    Measuring takes some seconds and a GiB of the device's memory. ValueError as check_given.
     """
+    check_given(bandwidth, flops)
     if bandwidth is not None and flops is not None:
         return Ceilings(bandwidth * 1e9, flops * 1e12, "given")
     known = GPU_CEILINGS.get(_core.device_name(placement.device)) if placement.is_cuda else None

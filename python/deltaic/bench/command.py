@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from deltaic.bench.plot import plot_latency, plot_library, plot_serving
+from deltaic.bench.plot import check_plot, plot_latency, plot_library, plot_serving
 from deltaic.cli_options import (
     CommandError,
     Debug,
@@ -92,14 +92,20 @@ def latency(
 ) -> None:
     """Time batches of equal requests: prefill, and steps in which every request gets a token."""
     from deltaic.bench import latency as bench
+    from deltaic.bench.ceilings import check_given
     from deltaic.bench.loading import load_engine, memory_facts, model_positions
-    from deltaic.bench.report import write_json
+    from deltaic.bench.report import check_writable, write_json
     from deltaic.progress import ProgressBar
 
     workloads = [bench.Workload(size, length, output_len) for length in input_len for size in batch_size]
     if plot is not None:
         plot_library()
     with usage():
+        check_given(bandwidth, flops)
+        if output_json is not None:
+            check_writable(output_json)
+        if plot is not None:
+            check_plot(plot)
         num_positions = model_positions(model, engine["load_format"])
         budget, length = engine["max_num_batched_tokens"], engine["max_model_len"]
         engine["max_model_len"] = bench.needed_model_len(workloads, budget, length, num_positions)
@@ -161,16 +167,25 @@ def throughput(
 ) -> None:
     """Run many requests, all queued at once, and count what came out a second."""
     from deltaic.bench import throughput as bench
+    from deltaic.bench.ceilings import check_given
     from deltaic.bench.lengths import check_dataset, random_requests
     from deltaic.bench.loading import load_engine, memory_facts
-    from deltaic.bench.report import write_json
+    from deltaic.bench.report import check_writable, write_json
     from deltaic.progress import ProgressBar
 
     with usage():
         check_dataset(dataset_name)
+        check_given(bandwidth, flops)
+        if output_json is not None:
+            check_writable(output_json)
         requests = random_requests(num_prompts, input_len, output_len, random_range_ratio, seed)
         longest = max(request.prompt_len + request.output_len for request in requests)
         config = EngineConfig(**engine | {"max_model_len": engine["max_model_len"] or longest})
+        if config.max_model_len is not None and config.max_model_len < longest:
+            raise ValueError(
+                f"max_model_len = {config.max_model_len} has no room for {longest} tokens, "
+                "the longest prompt with its answer"
+            )
     loaded = load_engine(model, config, requests[0].prompt_len, bandwidth=bandwidth, flops=flops)
     bench.run_requests(loaded.engine, requests[:num_warmups], seed=seed + 1)
     with ProgressBar(len(requests), None, "requests") as bar:
@@ -249,19 +264,22 @@ def serve(
 ) -> None:
     """Load a server that has OpenAI's interface, and time its streams."""
     from deltaic.bench import serve as bench
-    from deltaic.bench.ceilings import describe_ceilings, notes_on_shares
-    from deltaic.bench.http_client import Url
+    from deltaic.bench.ceilings import check_given, describe_ceilings, notes_on_shares
+    from deltaic.bench.http_client import Url, authority
     from deltaic.bench.lengths import check_dataset
-    from deltaic.bench.report import write_json
+    from deltaic.bench.report import check_writable, write_json
     from deltaic.bench.serve_bound import ServerBound
     from deltaic.bench.serving import describe, details, sweep_table
 
     with usage():
         check_dataset(dataset_name)
+        check_given(bandwidth, flops)
         if plot is not None:
-            plot_library()
+            check_plot(plot)
+        if save_result or save_detailed:
+            check_writable(result_dir / (result_filename or "result.json"))
         settings = bench.ServeSettings(
-            base_url=base_url or f"http://{host}:{port}",
+            base_url=base_url or f"http://{authority(host, port)}",
             backend=backend,
             endpoint=endpoint,
             model=model,

@@ -13,7 +13,16 @@ _LIMIT = 16 << 20  # of a line
 
 
 class HttpError(Exception):
-    """An answer that is no success, or none at all."""
+    """An answer that is no success, or none at all: then it has no status."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether the same request would be refused again: a wrong key or path, not a server that starts."""
+        return self.status is not None and 400 <= self.status < 500 and self.status not in (408, 425, 429)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,17 @@ class Url:
             port = parts.port
         except ValueError as error:
             raise ValueError(f"base_url {text!r}: {error}") from error
-        return Url(parts.hostname, port or (443 if is_secure else 80), parts.path.rstrip("/"), is_secure)
+        default = 443 if is_secure else 80
+        return Url(parts.hostname, default if port is None else port, parts.path.rstrip("/"), is_secure)
+
+    @property
+    def authority(self) -> str:
+        """Return host:port as a URL has them."""
+        return authority(self.host, self.port)
+
+
+def authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def request(
@@ -51,10 +70,10 @@ async def request(
             asyncio.open_connection(url.host, url.port, ssl=context, limit=_LIMIT), timeout_s
         )
     except (OSError, asyncio.TimeoutError) as error:
-        raise HttpError(f"cannot connect to {url.host}:{url.port}: {error or 'timed out'}") from error
+        raise HttpError(f"cannot connect to {url.authority}: {str(error) or 'timed out'}") from error
     try:
         given = {
-            "Host": f"{url.host}:{url.port}",
+            "Host": url.authority,
             "Connection": "close",
             "Content-Length": str(len(body)),
             "Content-Type": "application/json",
@@ -67,13 +86,13 @@ async def request(
         pieces = _read_body(reader, answer_headers, timeout_s)
         if status != 200:
             text = b"".join([piece async for piece in pieces])
-            raise HttpError(f"HTTP {status}: {' '.join(text.decode(errors='replace').split())[:300]}")
+            raise HttpError(f"HTTP {status}: {' '.join(text.decode(errors='replace').split())[:300]}", status)
         async for piece in pieces:
             yield piece
     except asyncio.TimeoutError as error:
         raise HttpError(f"no answer within {timeout_s:g} s") from error
     except (OSError, EOFError, ValueError) as error:
-        raise HttpError(f"the connection broke: {error or type(error).__name__}") from error
+        raise HttpError(f"the connection broke: {str(error) or type(error).__name__}") from error
     finally:
         writer.close()
         with suppress(OSError, asyncio.CancelledError):

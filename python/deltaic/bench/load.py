@@ -142,7 +142,7 @@ async def ask(target: Target, given: LoadRequest) -> Answer:
                 answer.itls.append(now - last)
             last = now
             answer.text += _text(choices[0])
-    except (HttpError, ValueError, KeyError, TypeError) as error:
+    except (HttpError, ValueError, LookupError, TypeError, AttributeError) as error:
         answer.error = f"{type(error).__name__}: {error}" if not isinstance(error, HttpError) else str(error)
     answer.latency = last - answer.started
     if answer.succeeded and answer.ttft == 0.0:

@@ -7,6 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from deltaic.bench.report import check_writable
+
 
 def plot_library() -> Any:
     """Return matplotlib, drawing to files; ValueError says what to install."""
@@ -16,6 +18,20 @@ def plot_library() -> Any:
         raise ValueError("plots need matplotlib: pip install 'deltaic[plot]'") from None
     matplotlib.use("Agg")
     return import_module("matplotlib.pyplot")
+
+
+def check_plot(path: Path) -> None:
+    """Raise ValueError where no plot could be written to this file."""
+    pyplot = plot_library()
+    check_writable(path)
+    figure = pyplot.figure()
+    kinds = figure.canvas.get_supported_filetypes()
+    pyplot.close(figure)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind and kind not in kinds:
+        raise ValueError(
+            f"plot must end in one of {', '.join(f'.{known}' for known in sorted(kinds))}, got {path.name!r}"
+        )
 
 
 def plot_latency(path: Path, title: str, results: Sequence[dict[str, Any]]) -> None:

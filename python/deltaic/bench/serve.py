@@ -62,11 +62,15 @@ class ServeSettings:
             raise ValueError(f"burstiness must be above 0, got {self.burstiness}")
         if not 0.0 <= self.range_ratio < 1.0:
             raise ValueError(f"random_range_ratio must be in [0, 1), got {self.range_ratio}")
+        if not self.ready_timeout_s >= 0:
+            raise ValueError(f"ready_check_timeout_sec must be at least 0, got {self.ready_timeout_s}")
+        if not self.request_timeout_s > 0:
+            raise ValueError(f"request_timeout_sec must be above 0, got {self.request_timeout_s}")
 
     def target(self, model: str) -> Target:
         return Target(
             url=Url.parse(self.base_url),
-            endpoint=self.endpoint or ENDPOINTS[self.backend],
+            endpoint=f"/{(self.endpoint or ENDPOINTS[self.backend]).lstrip('/')}",
             model=model,
             api_key=self.api_key,
             ignore_eos=self.ignore_eos,
@@ -126,8 +130,8 @@ async def _wait_until_ready(settings: ServeSettings) -> str:
         try:
             model = settings.model or await served_model(url, settings.api_key, settings.request_timeout_s)
             break
-        except HttpError:
-            if time.monotonic() + _READY_CHECK_S > deadline:
+        except HttpError as error:
+            if error.is_final or time.monotonic() + _READY_CHECK_S > deadline:
                 raise
         await asyncio.sleep(_READY_CHECK_S)
     target = settings.target(model)
