@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,61 @@ def test_interrupt_before_the_first_word_takes_the_message_back() -> None:
     assert session.messages == []
 
 
+class ImpatientDisplay(PlainDisplay):
+    """A person who presses Ctrl-C again while an answer ends, or while it begins."""
+
+    def end(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        super().end()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_further_interrupts_while_an_answer_ends_do_not_leave() -> None:
+    typed = iter(["interrupt", "Hi"])
+    out, notes = io.StringIO(), list[str]()
+
+    def read() -> str:
+        for line in typed:
+            return line
+        raise EOFError
+
+    session = ChatSession(
+        EchoLLM(),  # type: ignore[arg-type]
+        SamplingParams(),
+        read=read,
+        display=ImpatientDisplay(out),
+        note=notes.append,
+    )
+    session.run()
+    assert out.getvalue() == "You said: \nYou said: Hi\n"
+    assert notes == ["(stopped)"]
+    assert [turn["content"] for turn in session.turns] == ["interrupt", "You said: ", "Hi", "You said: Hi"]
+
+
+def test_interrupt_before_an_answer_begins_takes_the_message_back() -> None:
+    class Slow(EchoLLM):
+        def render_chat(self, messages: list[dict[str, str]], **options: Any) -> str:
+            raise RuntimeError("not reached")
+
+    typed: list[str | type[BaseException]] = ["Hi"]
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        if len(notes) == 1:
+            raise KeyboardInterrupt
+
+    def read() -> str:
+        if not typed:
+            raise EOFError
+        return str(typed.pop())
+
+    session = ChatSession(Slow(), SamplingParams(), read=read, note=note)  # type: ignore[arg-type]
+    session.run()
+    assert session.turns == []
+    assert notes == ["error: not reached (/clear starts over)", "(Ctrl-D or /exit to leave)"]
+
+
 def test_interrupt_at_the_prompt_does_not_leave() -> None:
     _, _, out, notes = converse(KeyboardInterrupt, "Hi")
     assert out == "You said: Hi\n"
@@ -201,6 +257,23 @@ def test_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
     for content in (b"{", b"\xff", b"[" * 1_000_000):
         (tmp_path / "bad.json").write_bytes(content)
         assert "bad.json is no conversation: " in converse(f"/load {tmp_path / 'bad.json'}", "/exit")[3][0]
+
+
+def test_message_of_parts_is_answered_again_as_it_was(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": " there"}]
+    path = tmp_path / "parts.json"
+    path.write_text(json.dumps([{"role": "user", "content": parts}, {"role": "assistant", "content": "Yes?"}]))
+    _, llm, _, notes = converse(f"/load {path}", "/retry")
+    assert llm.conversations == [[{"role": "user", "content": parts}]]
+    assert notes[1] == "(taken back: Hi there)"
+
+
+def test_conversation_that_is_no_text_is_saved_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "surrogate.json"
+    messages = [{"role": "user", "content": "\ud800 🐻"}]
+    path.write_text(json.dumps(messages))
+    converse(f"/load {path}", f"/save {path}")
+    assert json.loads(path.read_text(encoding="utf-8")) == messages
 
 
 def test_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

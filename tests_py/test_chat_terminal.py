@@ -104,6 +104,22 @@ def test_conversation_on_a_terminal(terminal: Terminal, home: Path) -> None:
     assert "+What is the capital of France?" in (home / "deltaic" / "chat_history").read_text()
 
 
+def test_what_is_typed_while_an_answer_comes_is_sent_afterwards(terminal: Terminal) -> None:
+    terminal.wait_for("/help shows the commands")
+    terminal.enter("/set max_tokens 300\r/set ignore_eos on")
+    terminal.wait_for("ignore_eos True")
+    terminal.enter("Tell me a story.")
+    terminal.wait_for("story.")
+    for letter in "aeio":  # of the answer
+        terminal.wait_for(letter)
+    terminal.type("/undo\r")
+    assert "/undo" not in terminal.wait_for("300 new")
+    terminal.wait_for("(taken back: Tell me a story.)")
+    terminal.wait_for(">")
+    terminal.type("\x04")
+    assert terminal.process.wait(20) == 0
+
+
 def type_message(keys: str) -> str:
     with create_pipe_input() as keyboard, create_app_session(input=keyboard, output=DummyOutput()):
         keyboard.send_text(keys)

@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 
 import pytest
-from deltaic.interrupts import deferred_interrupt
+from deltaic.interrupts import deferred_interrupt, ignored_interrupt
 
 
 def test_interrupt_is_raised_when_the_block_has_ended() -> None:
@@ -19,6 +19,15 @@ def test_interrupt_is_raised_when_the_block_has_ended() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         work()
+    assert ended == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupt_of_a_block_that_has_none_is_forgotten() -> None:
+    ended: list[bool] = []
+    with ignored_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        ended.append(True)
     assert ended == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

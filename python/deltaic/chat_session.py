@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from deltaic.interrupts import ignored_interrupt
 from deltaic.outputs import RequestOutput
 from deltaic.reasoning import ReasoningSplitter, opens_reasoning
 from deltaic.sampling_params import SamplingParams
@@ -113,26 +114,39 @@ class ChatSession:
         while True:
             try:
                 text = self._read().strip()
+                if text in ("/exit", "/quit"):
+                    return
+                if text.startswith("/"):
+                    self._command(*text.split(maxsplit=1))
+                elif text:
+                    self.answer(text)
             except EOFError:
                 return
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
-                self._note("(Ctrl-D or /exit to leave)")
-                continue
-            if text in ("/exit", "/quit"):
-                return
-            if text.startswith("/"):
-                self._command(*text.split(maxsplit=1))
-            elif text:
-                self.answer(text)
+                with ignored_interrupt():
+                    self._note("(Ctrl-D or /exit to leave)")
 
-    def answer(self, text: str) -> None:
-        """Stream the answer to a message.
+    def answer(self, content: Any) -> None:
+        """Stream the answer to a message, whose content is a text or text parts.
 
         A message that cannot be answered, or whose answer is stopped before it says anything, is taken back.
         """
-        self.turns.append({"role": "user", "content": text})
+        num_turns = len(self.turns)
+        self.turns.append({"role": "user", "content": content})
+        try:
+            answer = self._answer()
+        except BaseException:
+            del self.turns[num_turns:]
+            raise
+        if answer is None:
+            del self.turns[num_turns:]
+        else:
+            self.turns.append(answer)
+
+    def _answer(self) -> dict[str, Any] | None:
+        """Show the answer to the conversation; return its message, None when there is none. One Ctrl-C stops it."""
         said = {"reasoning_content": "", "content": ""}
         last: RequestOutput | None = None
         try:
@@ -145,27 +159,25 @@ class ChatSession:
                 if content:
                     self._display.say(content)
         except KeyboardInterrupt:
-            self._display.end()
+            with ignored_interrupt():  # an impatient second one
+                self._display.end()
+                if self._interactive:
+                    self._note("(stopped)" if said["content"] else "(stopped; the message is taken back)")
             if not self._interactive:
                 raise
             if not said["content"]:
-                self.turns.pop()
-                self._note("(stopped; the message is taken back)")
-                return
-            self._note("(stopped)")
+                return None
         except (ValueError, NotImplementedError, RuntimeError) as error:
             if last is not None:
                 self._display.end()
-            self.turns.pop()
             self._note(f"error: {error} (/clear starts over)")
-            return
+            return None
         else:
-            self._display.end()
-            if self._stats and last is not None:
-                self._note(describe(last))
-        self.turns.append(
-            {"role": "assistant", **{key: value for key, value in said.items() if value or key == "content"}}
-        )
+            with ignored_interrupt():  # one that came as the answer ended
+                self._display.end()
+                if self._stats and last is not None:
+                    self._note(describe(last))
+        return {"role": "assistant", **{key: value for key, value in said.items() if value or key == "content"}}
 
     def _pieces(self) -> Iterator[tuple[RequestOutput, str, str]]:
         """Yield outputs, with what they add to the reasoning and to what is said."""
@@ -207,25 +219,25 @@ class ChatSession:
         self.turns.clear()
         self._note("(forgotten)")
 
-    def _undo(self) -> str | None:
-        """Forget the last message of the user's and what came of it; return it."""
+    def _undo(self) -> Any:
+        """Forget the last message of the user's and what came of it; return its content."""
         while self.turns:
             turn = self.turns.pop()
             if turn["role"] == "user":
-                self._note(f"(taken back: {turn['content']})")
-                return str(turn["content"])
+                self._note(f"(taken back: {text_of(turn['content'])})")
+                return turn["content"]
         self._note("(there is no message)")
         return None
 
     def _retry(self) -> None:
-        text = self._undo()
-        if text is not None:
-            self.answer(text)
+        content = self._undo()
+        if content is not None:
+            self.answer(content)
 
     def _set_system(self, text: str) -> None:
         if text:
             self._system = None if text == "-" else text
-        self._note(f"system: {'none' if self._system is None else self._system}")
+        self._note(f"system: {'none' if self._system is None else text_of(self._system)}")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -248,7 +260,8 @@ class ChatSession:
             raise ValueError("/save needs the name of a file")
         text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
         with _told(f"{name} cannot be written"):
-            Path(name).expanduser().write_text(text, encoding="utf-8")
+            # JSON writes half of a surrogate pair, which a loaded conversation may hold, as Python escapes it.
+            Path(name).expanduser().write_bytes(text.encode("utf-8", "backslashreplace"))
         self._note(f"({len(self.turns)} messages in {name})")
 
     def _load(self, name: str) -> None:
@@ -264,6 +277,11 @@ class ChatSession:
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         self._system, self.turns = system, messages[0 if system is None else 1 :]
         self._note(f"({len(self.turns)} messages)")
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, which is a text or text parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 @contextmanager

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -103,6 +106,25 @@ def complete_end(text: str) -> int:
 
 def _dim(text: str) -> Padding:
     return Padding(Text(text, style="dim italic"), (0, 0, 0, 2), expand=False)
+
+
+@contextmanager
+def keyboard_kept_for_the_prompt() -> Iterator[None]:
+    """Have the terminal keep what is typed while an answer comes, unseen and as it is, for the next prompt.
+
+    Else it would be shown within the answer, and its Enter would come as the Ctrl-J that breaks a line. Ctrl-C stays a
+    signal.
+    """
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    quiet = termios.tcgetattr(fd)
+    quiet[0] &= ~termios.ICRNL
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(fd, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 def history_path() -> Path:

@@ -195,11 +195,13 @@ def chat(
         return
     from rich.console import Console
 
-    from deltaic.chat_terminal import MarkdownDisplay, make_reader
+    from deltaic.chat_terminal import MarkdownDisplay, keyboard_kept_for_the_prompt, make_reader
 
     print(f"deltaic {__version__}, {folder.name}. /help shows the commands; Alt-Enter breaks a line.", file=sys.stderr)
     display = PlainDisplay(sys.stdout) if plain else MarkdownDisplay(Console())
-    ChatSession(llm, params, read=make_reader(), display=display, system=system, stats=stats).run()
+    session = ChatSession(llm, params, read=make_reader(), display=display, system=system, stats=stats)
+    with keyboard_kept_for_the_prompt():
+        session.run()
 
 
 @app.command()

@@ -10,6 +10,16 @@ from types import FrameType
 
 
 @contextmanager
+def ignored_interrupt() -> Iterator[None]:
+    """Let no Ctrl-C into the block, as far as deferred_interrupt would hold one back."""
+    try:
+        with deferred_interrupt():
+            yield
+    except KeyboardInterrupt:
+        pass
+
+
+@contextmanager
 def deferred_interrupt() -> Iterator[None]:
     """Raise the KeyboardInterrupt of a Ctrl-C when the block has ended.
 
