@@ -167,7 +167,13 @@ def test_the_bundled_model_gives_the_same_text_and_accepts_drafts(default_model:
     count = 200 if num_drafts == 2 else 40
     texts = {}
     for drafts in (0, num_drafts):
-        llm = LLM(speculative_tokens=drafts, max_model_len=256, num_threads=2, dtype="float32")
+        llm = LLM(
+            speculative_tokens=drafts,
+            max_model_len=256,
+            num_threads=2,
+            dtype="float32",
+            kv_cache_memory_bytes=256 << 20,  # of a GPU that other tests use too
+        )
         texts[drafts] = [output.outputs[0].token_ids for output in llm.generate(prompts[:count], params)]
         metrics = llm.get_metrics()
         if drafts:

@@ -12,11 +12,13 @@ namespace deltaic::test {
 
 inline constexpr int kDrafts = 3;
 
+// On CUDA without graphs, which would take longer to record than most tests to run.
 inline RunnerOptions draft_options(int max_model_len = 64) {
   RunnerOptions options = small_options();
   options.max_model_len = max_model_len;
   options.max_num_batched_tokens = 512;
   options.num_speculative_tokens = kDrafts;
+  options.enforce_eager = true;
   return options;
 }
 

@@ -309,11 +309,12 @@ TEST_CASE("2: a device that there is not is refused") {
                          InvalidArgument);
 }
 
-TEST_CASE("2: CUDA has no speculative tokens") {
+TEST_CASE("2: drafts that a script accepts are for CUDA") {
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
-  options.device = {DeviceType::cuda, 0};
+  options.device = {};
   options.num_speculative_tokens = 2;
+  options.scripted_draft_acceptance = 0.8F;
   CHECK_THROWS_AS(make_runner(model, {.num_speculative_tokens = 2}, options), Unsupported);
 }
 

@@ -12,9 +12,11 @@ using Script = DraftEngine::Script;
 
 namespace {
 
-DraftEngine make_engine(const TinyModel& model, const CacheChoice& choice = {}, int max_model_len = 64) {
-  return DraftEngine(
-      ModelRunner(model.config, model.tensors, draft_caches(model, choice), draft_options(max_model_len)));
+DraftEngine make_engine(const TinyModel& model, const CacheChoice& choice = {}, int max_model_len = 64,
+                        bool enforce_eager = true) {
+  RunnerOptions options = draft_options(max_model_len);
+  options.enforce_eager = enforce_eager;
+  return DraftEngine(ModelRunner(model.config, model.tensors, draft_caches(model, choice), options));
 }
 
 // A runner reads its weights from the model's memory.
@@ -42,7 +44,7 @@ TEST_CASE("greedy tokens are those without drafts at every position of a block a
     constexpr int kBlock = 4;
     std::set<std::tuple<int, int, int>> seen;  // position in the block, drafts, accepted
     std::mt19937 random(5);
-    DraftEngine engine = make_engine(*model, {.block_size = kBlock, .num_blocks = 200}, 400);
+    DraftEngine engine = make_engine(*model, {.block_size = kBlock, .num_blocks = 200}, 400, /*enforce_eager=*/false);
     for (int round = 0; round < 4; ++round) {
       engine.add("a", prompt_of(3 + round, round), 130);
       engine.add("b", prompt_of(9 - round, 10 + round), 130);
