@@ -29,6 +29,7 @@ struct Params {
   const std::int32_t* state_indices;
   std::int64_t state_indices_stride;
   const std::uint8_t* has_initial_state;
+  const std::int32_t *num_accepted, *snapshot_slots, *snapshot_offsets;  // null: no drafts, no snapshots
   std::int64_t slot_stride, channel_stride;
   T* out;
   std::int64_t out_stride;
@@ -52,6 +53,11 @@ struct alignas(sizeof(T) * kVector) Vector {
   T values[kVector];
 };
 
+// Four taps in order; the kernels below take the same roundings.
+__device__ float taps_of(const float* weight, float x0, float x1, float x2, float x3) {
+  return fmaf(weight[3], x3, fmaf(weight[2], x2, fmaf(weight[1], x1, weight[0] * x0)));
+}
+
 // kTaps 0: any number of taps, with one channel a thread.
 template <class T, class State, int kVector, int kTaps>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
@@ -62,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   const int channel = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
   if (tile.seq < 0 || channel >= p.conv_dim) return;
   const std::int64_t slot = p.state_indices[tile.seq * p.state_indices_stride];
-  if (slot < 0) return;
+  if (slot < 0 || (p.num_accepted != nullptr && p.num_accepted[tile.seq] != 0)) return;
   const bool has_state = p.has_initial_state[tile.seq] != 0;
   const bool is_first = tile.begin == tile.seq_begin;
   const std::int64_t end = tile.begin + kTile < tile.seq_end ? tile.begin + kTile : tile.seq_end;
@@ -141,8 +147,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
           const float x = to_float(in[group % 2][i].values[c]);
-          const float sum = weight[c][0] * window[0][c] + weight[c][1] * window[1][c] + weight[c][2] * window[2][c] +
-                            weight[c][3] * x;
+          const float sum = taps_of(weight[c], window[0][c], window[1][c], window[2][c], x);
           window[0][c] = window[1][c], window[1][c] = window[2][c], window[2][c] = x;
           result.values[c] = from_float<T>(silu(sum));
         }
@@ -150,6 +155,48 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
       }
     }
   }
+}
+
+// A verified sequence: a thread a channel, straight from memory. kIsFast: as the other kernel's vectors, else as its
+// single channels.
+template <class T, class State, bool kIsFast>
+__global__ void __launch_bounds__(kThreads)
+    verified_conv_kernel(const __grid_constant__ Params<T> p, State* conv_state) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const std::int64_t seq = blockIdx.x, slot = p.state_indices[seq * p.state_indices_stride];
+  const int channel = static_cast<int>(blockIdx.y * kThreads + threadIdx.x), num_accepted = p.num_accepted[seq];
+  const int begin = p.start[seq], num_tokens = p.start[seq + 1] - begin;
+  if (slot < 0 || num_accepted == 0 || num_tokens == 0 || channel >= p.conv_dim) return;
+  const auto initial = static_cast<ops::InitialState>(p.has_initial_state[seq]);
+  const int first = initial == ops::InitialState::replay ? num_accepted - 1 : 0, tail = p.shape.conv_kernel - 1;
+  const T* input = p.proj + begin * p.proj_stride + column_of(p.shape, p.layout, channel);
+  State* state = conv_state + slot * p.slot_stride + channel * p.channel_stride;
+  // Of token t of this step, or before it, as a state keeps it.
+  const auto input_at = [&](int t) {
+    if (t >= 0) return from_float<State>(to_float(input[t * p.proj_stride]));
+    return initial == ops::InitialState::zero ? from_float<State>(0.0F) : state[first + tail + t];
+  };
+  const float* weight = p.weight + static_cast<std::int64_t>(channel) * (tail + 1);
+  for (int t = 0; t < num_tokens; ++t) {
+    float sum = 0.0F;
+    if constexpr (kIsFast) {
+      sum = taps_of(weight, to_float(input_at(t - 3)), to_float(input_at(t - 2)), to_float(input_at(t - 1)),
+                    to_float(input[t * p.proj_stride]));
+    } else {
+      for (int j = 0; j <= tail; ++j)
+        sum += weight[j] * (j == tail ? to_float(input[t * p.proj_stride]) : to_float(input_at(t - tail + j)));
+    }
+    p.out[(begin + t) * p.out_stride + channel] = from_float<T>(kIsFast ? silu(sum) : sum / (1.0F + expf(-sum)));
+  }
+  if (p.snapshot_slots != nullptr && p.snapshot_slots[seq] >= 0) {
+    const int offset = p.snapshot_offsets[seq];
+    State* snapshot = conv_state + p.snapshot_slots[seq] * p.slot_stride + channel * p.channel_stride;
+    if (0 <= offset && offset < num_tokens)
+      for (int j = 0; j < tail; ++j) snapshot[j] = input_at(offset + 1 - tail + j);
+  }
+  // From the oldest on: what is read lies behind what is written.
+  for (int j = 0; j < tail - 1 + num_tokens; ++j) state[j] = input_at(1 - tail + j);
 }
 
 bool is_multiple(std::int64_t divisor, std::initializer_list<std::int64_t> values) {
@@ -177,6 +224,9 @@ void causal_conv(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnP
                            .state_indices = static_cast<const std::int32_t*>(sequences.state_indices.data),
                            .state_indices_stride = sequences.state_indices.stride[0],
                            .has_initial_state = static_cast<const std::uint8_t*>(sequences.has_initial_state.data),
+                           .num_accepted = static_cast<const std::int32_t*>(sequences.num_accepted.data),
+                           .snapshot_slots = static_cast<const std::int32_t*>(sequences.snapshot_slots.data),
+                           .snapshot_offsets = static_cast<const std::int32_t*>(sequences.snapshot_offsets.data),
                            .slot_stride = conv_state.stride[0],
                            .channel_stride = conv_state.stride[1],
                            .out = static_cast<T*>(out.data),
@@ -197,10 +247,17 @@ void causal_conv(ops::Stream stream, const ops::GdnShape& shape, const ops::GdnP
                               layout.k_stride, layout.v, layout.v_group_stride, proj.stride[0], out.stride[0]});
     visit_float(conv_state.dtype, [&]<class State>(State) {
       auto* const state = static_cast<State*>(conv_state.data);
-      if (shape.conv_kernel == 4 && is_aligned)
+      const bool is_fast = shape.conv_kernel == 4 && is_aligned;
+      if (is_fast)
         launch.template operator()<kVector, 4>(state);
       else
         launch.template operator()<1, 0>(state);
+      if (!sequences.has_drafts()) return;
+      const DependentLaunch verified{.grid = dim3(static_cast<unsigned>(num_seqs),
+                                                  static_cast<unsigned>((shape.conv_dim() + kThreads - 1) / kThreads)),
+                                     .block = dim3(kThreads),
+                                     .stream = native(stream)};
+      verified(is_fast ? verified_conv_kernel<T, State, true> : verified_conv_kernel<T, State, false>, params, state);
     });
   });
 }

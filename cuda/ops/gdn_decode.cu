@@ -22,22 +22,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxClusterItems = 64;  // (sequence, key head) pairs
 
-__device__ float4 load4(const float* address) { return __ldcs(reinterpret_cast<const float4*>(address)); }
-__device__ float4 load4(const __nv_bfloat16* address) {
-  const uint2 bits = __ldcs(reinterpret_cast<const uint2*>(address));
-  const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.x));
-  const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.y));
-  return {a.x, a.y, b.x, b.y};
-}
-__device__ void store4(float* address, float4 value) { __stcs(reinterpret_cast<float4*>(address), value); }
-__device__ void store4(__nv_bfloat16* address, float4 value) {
-  const __nv_bfloat162 a = __floats2bfloat162_rn(value.x, value.y), b = __floats2bfloat162_rn(value.z, value.w);
-  __stcs(reinterpret_cast<uint2*>(address),
-         make_uint2(*reinterpret_cast<const unsigned*>(&a), *reinterpret_cast<const unsigned*>(&b)));
-}
-
-__device__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-
 template <class T, class State, int kSplit>
 __global__ void __launch_bounds__(kThreads) gdn_decode_kernel(GdnDecodeParams<T, State> p) {
 #if __CUDA_ARCH__ >= 900  // can_decode_gdn

@@ -6,7 +6,8 @@
 #include "cuda/ops/gdn_decode.h"
 #include "cuda/ops/gdn_math.cuh"
 
-// What the two decode kernels share: gdn_decode.cu for few sequences, gdn_decode_stream.cu for many.
+// What the decode kernels share: gdn_decode.cu for few sequences, gdn_decode_stream.cu for many, gdn_verify.cu for
+// verified ones.
 
 namespace deltaic::cuda {
 
@@ -37,6 +38,23 @@ struct GdnDecodeParams {
   std::int64_t temporal_slot_stride;
   T* out;
 };
+
+// Four columns of a state row.
+__device__ inline float4 load4(const float* address) { return __ldcs(reinterpret_cast<const float4*>(address)); }
+__device__ inline float4 load4(const __nv_bfloat16* address) {
+  const uint2 bits = __ldcs(reinterpret_cast<const uint2*>(address));
+  const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.x));
+  const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits.y));
+  return {a.x, a.y, b.x, b.y};
+}
+__device__ inline void store4(float* address, float4 value) { __stcs(reinterpret_cast<float4*>(address), value); }
+__device__ inline void store4(__nv_bfloat16* address, float4 value) {
+  const __nv_bfloat162 a = __floats2bfloat162_rn(value.x, value.y), b = __floats2bfloat162_rn(value.z, value.w);
+  __stcs(reinterpret_cast<uint2*>(address),
+         make_uint2(*reinterpret_cast<const unsigned*>(&a), *reinterpret_cast<const unsigned*>(&b)));
+}
+
+__device__ inline float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
 // One channel of the convolution. Returns the activated value; `window` gets the state to store.
 template <class T>

@@ -10,6 +10,7 @@
 #include "cuda/ops/gdn_decode.h"
 #include "cuda/ops/gdn_math.cuh"
 #include "cuda/ops/gdn_prefill.h"
+#include "cuda/ops/gdn_verify.h"
 
 namespace deltaic::cuda {
 namespace {
@@ -26,7 +27,8 @@ struct NormParams {
   std::int64_t proj_stride;
   const float* weight;
   float eps;
-  std::int64_t num_rows;  // tokens times heads
+  std::int64_t num_rows;            // tokens times heads
+  const std::int32_t* first_token;  // where it begins; null: with the first
   T* out;
 };
 
@@ -40,7 +42,8 @@ template <class T, int kVector, bool kIsOnePass>
 __global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_constant__ NormParams<T> p) {
   wait_for_previous_kernel();
   allow_next_kernel();
-  const std::int64_t first = (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
+  const std::int64_t skipped = p.first_token == nullptr ? 0 : std::int64_t{*p.first_token} * p.shape.num_value_heads;
+  const std::int64_t first = skipped + (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
   const int lane = static_cast<int>(threadIdx.x) % 32, dim = p.shape.value_head_dim;
   const int ratio = p.shape.num_value_heads / p.shape.num_key_heads;
   using Values = Vector<T, kVector>;
@@ -104,21 +107,23 @@ __global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_cons
   }
 }
 
+// num_tokens: the most that there can be from *first_token on.
 template <class T>
-void norm_and_gate(ops::Stream stream, const ops::GdnMixerArgs& args, std::int64_t first_token) {
+void norm_and_gate(ops::Stream stream, const ops::GdnMixerArgs& args, const std::int32_t* first_token,
+                   std::int64_t num_tokens) {
   const ops::GdnShape& shape = args.shape;
-  const std::int64_t num_rows = (args.proj.shape[0] - first_token) * shape.num_value_heads;
-  const NormParams<T> params{
-      .shape = shape,
-      .z = args.layout.z,
-      .z_group_stride = args.layout.z_group_stride,
-      .proj = static_cast<const T*>(args.proj.data) + first_token * args.proj.stride[0],
-      .proj_stride = args.proj.stride[0],
-      .weight = static_cast<const float*>(args.norm_weight.data),
-      .eps = args.eps,
-      .num_rows = num_rows,
-      .out = static_cast<T*>(args.out.data) + first_token * shape.num_value_heads * shape.value_head_dim};
-  const DependentLaunch launch{.grid = dim3(static_cast<unsigned>((num_rows + kWarps * kRows - 1) / (kWarps * kRows))),
+  const std::int64_t most_rows = num_tokens * shape.num_value_heads;
+  const NormParams<T> params{.shape = shape,
+                             .z = args.layout.z,
+                             .z_group_stride = args.layout.z_group_stride,
+                             .proj = static_cast<const T*>(args.proj.data),
+                             .proj_stride = args.proj.stride[0],
+                             .weight = static_cast<const float*>(args.norm_weight.data),
+                             .eps = args.eps,
+                             .num_rows = args.proj.shape[0] * shape.num_value_heads,
+                             .first_token = first_token,
+                             .out = static_cast<T*>(args.out.data)};
+  const DependentLaunch launch{.grid = dim3(static_cast<unsigned>((most_rows + kWarps * kRows - 1) / (kWarps * kRows))),
                                .block = dim3(kWarps * 32),
                                .stream = native(stream)};
   constexpr int kVector = 4;
@@ -138,14 +143,94 @@ std::size_t qkv_bytes(const ops::GdnShape& shape, DType dtype, std::int64_t num_
   return (size + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// Sequences [first, last).
+ops::GdnSequences part_of(const ops::GdnSequences& all, std::int64_t first, std::int64_t last) {
+  ops::GdnSequences part{.query_start_loc = all.query_start_loc.slice(first, last + 1),
+                         .state_indices = all.state_indices.slice(first, last),
+                         .has_initial_state = all.has_initial_state.slice(first, last)};
+  if (!all.has_drafts()) return part;
+  part.num_accepted = all.num_accepted.slice(first, last);
+  part.num_draft_tokens = all.num_draft_tokens;
+  if (!all.has_snapshots()) return part;
+  part.snapshot_slots = all.snapshot_slots.slice(first, last);
+  part.snapshot_offsets = all.snapshot_offsets.slice(first, last);
+  return part;
+}
+
+// The first num_decodes sequences in one kernel. False: there is none for them.
+bool run_decodes(ops::Stream stream, const ops::GdnMixerArgs& args, char* memory) {
+  const ops::GdnSequences& all = args.sequences;
+  const std::int64_t num_decodes = all.num_decodes;
+  const std::int64_t num_tokens = all.has_drafts() ? args.proj.shape[0] : num_decodes;
+  const std::size_t num_bytes = all.has_drafts() ? gdn_verify_workspace_bytes(args.shape, num_decodes)
+                                                 : gdn_decode_workspace_bytes(args.shape, num_decodes);
+  const GdnDecodeArgs decode{
+      .shape = args.shape,
+      .layout = args.layout,
+      .proj = args.proj.slice(0, num_tokens),
+      .conv_weight = args.conv_weight,
+      .A_log = args.A_log,
+      .dt_bias = args.dt_bias,
+      .norm_weight = args.norm_weight,
+      .eps = args.eps,
+      .state_indices = all.state_indices.slice(0, num_decodes),
+      .has_initial_state = all.has_initial_state.slice(0, num_decodes),
+      .conv_state = args.conv_state,
+      .temporal = args.temporal,
+      .workspace = make_view(memory, DType::u8, {static_cast<std::int64_t>(num_bytes)}, args.proj.device),
+      .out = args.out.slice(0, num_tokens)};
+  if (!all.has_drafts()) {
+    if (!can_decode_gdn(decode)) return false;
+    gdn_decode(stream, decode);
+    return true;
+  }
+  const ops::GdnSequences verified = part_of(all, 0, num_decodes);
+  const GdnVerifyArgs verify{.layer = decode,
+                             .query_start_loc = verified.query_start_loc,
+                             .num_accepted = verified.num_accepted,
+                             .num_draft_tokens = verified.num_draft_tokens,
+                             .snapshot_slots = verified.snapshot_slots,
+                             .snapshot_offsets = verified.snapshot_offsets,
+                             .replay = args.replay};
+  if (!can_verify_gdn(verify)) return false;
+  gdn_verify(stream, verify);
+  return true;
+}
+
+// Convolution and delta rule of some sequences, without the norm.
+void run_spans(ops::Stream stream, const ops::GdnMixerArgs& args, const ops::GdnSequences& sequences, char* memory) {
+  const std::int64_t num_tokens = args.proj.shape[0];
+  const TensorView qkv = make_view(memory, args.proj.dtype, {num_tokens, args.shape.conv_dim()}, args.proj.device);
+  memory += qkv_bytes(args.shape, args.proj.dtype, num_tokens);
+  causal_conv(stream, args.shape, args.layout, args.proj, args.conv_weight, sequences, args.conv_state, qkv);
+  const GdnPrefillArgs prefill{.shape = args.shape,
+                               .layout = args.layout,
+                               .qkv = qkv,
+                               .proj = args.proj,
+                               .A_log = args.A_log,
+                               .dt_bias = args.dt_bias,
+                               .sequences = sequences,
+                               .temporal = args.temporal,
+                               .workspace = make_view(memory, DType::u8,
+                                                      {static_cast<std::int64_t>(gdn_prefill_workspace_bytes(
+                                                          args.shape, num_tokens, sequences.state_indices.shape[0]))},
+                                                      args.proj.device),
+                               .out = args.out};
+  if (!sequences.has_drafts() && can_prefill_gdn(prefill))
+    gdn_prefill(stream, prefill);
+  else
+    gated_delta_rule(stream, args.shape, args.layout, qkv, args.proj, args.A_log, args.dt_bias, sequences,
+                     args.temporal, args.replay, args.out);
+}
+
 }  // namespace
 
 std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape& shape, DType dtype, std::int64_t num_tokens,
-                                      std::int64_t num_seqs) {
+                                      std::int64_t num_seqs, std::int64_t num_verified) {
   // Decodes are done with it when the others begin.
   return kAlignment +
-         std::max(gdn_decode_workspace_bytes(shape, num_seqs),
-                  qkv_bytes(shape, dtype, num_tokens) + gdn_prefill_workspace_bytes(shape, num_tokens, num_seqs));
+         std::max({gdn_decode_workspace_bytes(shape, num_seqs), gdn_verify_workspace_bytes(shape, num_verified),
+                   qkv_bytes(shape, dtype, num_tokens) + gdn_prefill_workspace_bytes(shape, num_tokens, num_seqs)});
 }
 
 void gdn_mixer(ops::Stream stream, const ops::GdnMixerArgs& args) {
@@ -153,58 +238,25 @@ void gdn_mixer(ops::Stream stream, const ops::GdnMixerArgs& args) {
   const std::int64_t num_tokens = args.proj.shape[0], num_seqs = all.state_indices.shape[0];
   auto* memory = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(args.workspace.data) + kAlignment - 1) /
                                          kAlignment * kAlignment);
-  std::int64_t first = all.num_decodes;  // sequence and token that the decode kernel leaves
-  if (first > 0) {
-    const GdnDecodeArgs decode{
-        .shape = args.shape,
-        .layout = args.layout,
-        .proj = args.proj.slice(0, first),
-        .conv_weight = args.conv_weight,
-        .A_log = args.A_log,
-        .dt_bias = args.dt_bias,
-        .norm_weight = args.norm_weight,
-        .eps = args.eps,
-        .state_indices = all.state_indices.slice(0, first),
-        .has_initial_state = all.has_initial_state.slice(0, first),
-        .conv_state = args.conv_state,
-        .temporal = args.temporal,
-        .workspace =
-            make_view(memory, DType::u8, {static_cast<std::int64_t>(gdn_decode_workspace_bytes(args.shape, first))},
-                      args.proj.device),
-        .out = args.out.slice(0, first)};
-    if (can_decode_gdn(decode))
-      gdn_decode(stream, decode);
-    else
-      first = 0;
-  }
-  if (first == num_seqs || first == num_tokens) return;
+  const std::int64_t first = all.num_decodes;
+  const bool are_done = first > 0 && run_decodes(stream, args, memory);
+  if (are_done && (first == num_seqs || first == num_tokens)) return;
 
-  const ops::GdnSequences rest{.query_start_loc = all.query_start_loc.slice(first, num_seqs + 1),
-                               .state_indices = all.state_indices.slice(first, num_seqs),
-                               .has_initial_state = all.has_initial_state.slice(first, num_seqs)};
-  const TensorView qkv = make_view(memory, args.proj.dtype, {num_tokens, args.shape.conv_dim()}, args.proj.device);
-  memory += qkv_bytes(args.shape, args.proj.dtype, num_tokens);
-  causal_conv(stream, args.shape, args.layout, args.proj, args.conv_weight, rest, args.conv_state, qkv);
-  const GdnPrefillArgs prefill{
-      .shape = args.shape,
-      .layout = args.layout,
-      .qkv = qkv,
-      .proj = args.proj,
-      .A_log = args.A_log,
-      .dt_bias = args.dt_bias,
-      .sequences = rest,
-      .temporal = args.temporal,
-      .workspace = make_view(
-          memory, DType::u8,
-          {static_cast<std::int64_t>(gdn_prefill_workspace_bytes(args.shape, num_tokens, rest.state_indices.shape[0]))},
-          args.proj.device),
-      .out = args.out};
-  if (can_prefill_gdn(prefill))
-    gdn_prefill(stream, prefill);
-  else
-    gated_delta_rule(stream, args.shape, args.layout, qkv, args.proj, args.A_log, args.dt_bias, rest, args.temporal,
-                     args.replay, args.out);
-  visit_float(args.proj.dtype, [&]<class T>(T) { norm_and_gate<T>(stream, args, first); });
+  if (first == 0 || (!are_done && !all.has_drafts())) {
+    run_spans(stream, args, all, memory);
+  } else {
+    if (!are_done) run_spans(stream, args, part_of(all, 0, first), memory);
+    if (first < num_seqs) {
+      ops::GdnSequences rest = part_of(all, first, num_seqs);
+      rest.num_accepted = {};  // they are plain
+      run_spans(stream, args, rest, memory);
+    }
+  }
+  const auto* start = static_cast<const std::int32_t*>(all.query_start_loc.data);
+  const std::int64_t num_done = are_done ? first : 0;  // tokens, at least
+  visit_float(args.proj.dtype, [&]<class T>(T) {
+    norm_and_gate<T>(stream, args, are_done ? start + first : nullptr, num_tokens - num_done);
+  });
 }
 
 }  // namespace deltaic::cuda

@@ -14,6 +14,7 @@ struct StepShape {
   DType dtype = DType::f32;  // of activations
   std::int64_t num_tokens = 0, num_seqs = 0;
   std::int64_t num_decodes = 0, max_decode_query_len = 1, max_seq_len = 0;  // of ForwardInputs
+  std::int64_t num_verified = 0;                                            // sequences (ops::GdnSequences)
 };
 
 // Hands out tensors from one buffer, front to back. What a layer takes is valid until the next reset(): the mixers and

@@ -38,7 +38,8 @@ StepShape largest_step(Device device, DType dtype, const DecoderLimits& limits) 
           .num_seqs = limits.max_num_seqs > 0 ? limits.max_num_seqs : limits.max_num_tokens,
           .num_decodes = limits.max_num_decodes,
           .max_decode_query_len = limits.max_decode_query_len,
-          .max_seq_len = limits.max_model_len};
+          .max_seq_len = limits.max_model_len,
+          .num_verified = limits.max_decode_query_len > 1 ? limits.max_num_decodes : 0};
 }
 
 std::size_t workspace_bytes(const DecoderWeights& weights, const StepShape& shape) {
@@ -116,7 +117,8 @@ StepShape HybridDecoder::Impl::shape_of(const ForwardInputs& inputs) const {
           .num_seqs = inputs.gdn.state_indices.shape[0],
           .num_decodes = inputs.num_decodes,
           .max_decode_query_len = inputs.max_decode_query_len,
-          .max_seq_len = inputs.max_seq_len > 0 ? inputs.max_seq_len : limits.max_model_len};
+          .max_seq_len = inputs.max_seq_len > 0 ? inputs.max_seq_len : limits.max_model_len,
+          .num_verified = inputs.gdn.num_verified()};
 }
 
 TensorView HybridDecoder::forward(const ForwardInputs& inputs, const CacheViews& caches, const Observer& observer) {

@@ -22,13 +22,15 @@ struct GdnProjectionLayout {
 
 struct GdnShape {
   int num_key_heads = 0, num_value_heads = 0, key_head_dim = 0, value_head_dim = 0, conv_kernel = 0;
-  int heads_per_group() const { return num_value_heads / num_key_heads; }
-  int conv_dim() const { return 2 * num_key_heads * key_head_dim + num_value_heads * value_head_dim; }
+  constexpr int heads_per_group() const { return num_value_heads / num_key_heads; }
+  constexpr int conv_dim() const { return 2 * num_key_heads * key_head_dim + num_value_heads * value_head_dim; }
   // Numbers of a replay row: how a token changes the states S of a layer, S := decay * S + update k^T. First k of the
   // key heads, then update of the value heads, then decay of these.
-  int replay_size() const { return num_key_heads * key_head_dim + num_value_heads * value_head_dim + num_value_heads; }
-  int replay_update() const { return num_key_heads * key_head_dim; }
-  int replay_decay() const { return replay_update() + num_value_heads * value_head_dim; }
+  constexpr int replay_size() const {
+    return num_key_heads * key_head_dim + num_value_heads * value_head_dim + num_value_heads;
+  }
+  constexpr int replay_update() const { return num_key_heads * key_head_dim; }
+  constexpr int replay_decay() const { return replay_update() + num_value_heads * value_head_dim; }
 };
 
 // What a sequence starts from: values of GdnSequences::has_initial_state.
@@ -44,7 +46,7 @@ struct GdnSequences {
   TensorView state_indices;      // [num_seqs] i32, any stride; -1: an inert padding row (nothing read or written)
   TensorView has_initial_state;  // [num_seqs] u8: InitialState
   // The first so many are decodes; 0 is always right. Without drafts they have one token each, sequence i token i; with
-  // drafts they are verified, and all verified ones are among them.
+  // drafts they are verified, and no other sequence is.
   int num_decodes = 0;
   // Drafts (spec/speculative.md B.2, B.3). [num_seqs] i32; none: as if all were 0.
   //   0      a plain sequence: its states end behind its last token
@@ -62,6 +64,7 @@ struct GdnSequences {
   TensorView snapshot_offsets{};
 
   bool has_drafts() const { return num_accepted.data != nullptr; }
+  int num_verified() const { return has_drafts() ? num_decodes : 0; }  // that the host knows of
   bool has_snapshots() const { return snapshot_slots.data != nullptr; }
 };
 

@@ -21,14 +21,10 @@ void check_gdn_sequences(const char* op, const GdnSequences& sequences, const Co
   DELTAIC_CHECK(sequences.num_draft_tokens >= 0, op, ": num_draft_tokens is ", sequences.num_draft_tokens);
   if (!sequences.has_drafts()) return;
   check_contiguous(op, "num_accepted", sequences.num_accepted, ctx, {DType::i32}, {num_seqs});
-  if (ctx.device.type != DeviceType::cpu)
-    throw Unsupported(detail::concat(op, ": verifying draft tokens is not supported on CUDA"));
   if (sequences.has_snapshots()) {
     check_contiguous(op, "snapshot_slots", sequences.snapshot_slots, ctx, {DType::i32}, {num_seqs});
     check_contiguous(op, "snapshot_offsets", sequences.snapshot_offsets, ctx, {DType::i32}, {num_seqs});
   }
-  if (ctx.device.type != DeviceType::cpu)
-    throw Unsupported(detail::concat(op, ": verifying draft tokens is not supported on CUDA"));
 }
 
 void check_gdn_layout(const char* op, const GdnShape& s, const GdnProjectionLayout& l, std::int64_t row) {

@@ -5,9 +5,9 @@
 namespace deltaic::ops {
 
 std::size_t gdn_mixer_workspace_bytes(Device device, const GdnShape& shape, DType dtype, std::int64_t num_tokens,
-                                      std::int64_t num_seqs) {
+                                      std::int64_t num_seqs, std::int64_t num_verified) {
   if (device.type == DeviceType::cpu) return cpu::gdn_mixer_workspace_bytes(shape, num_tokens);
-  return cuda::gdn_mixer_workspace_bytes(shape, dtype, num_tokens, num_seqs);
+  return cuda::gdn_mixer_workspace_bytes(shape, dtype, num_tokens, num_seqs, num_verified);
 }
 
 void gdn_mixer(const Context& ctx, const GdnMixerArgs& args) {
@@ -32,8 +32,8 @@ void gdn_mixer(const Context& ctx, const GdnMixerArgs& args) {
   check_gdn_replay(op, args.replay, args.sequences, shape, ctx);
   check_contiguous(op, "out", args.out, ctx, {args.proj.dtype},
                    {num_tokens, shape.num_value_heads, shape.value_head_dim});
-  const auto num_bytes =
-      static_cast<std::int64_t>(gdn_mixer_workspace_bytes(ctx.device, shape, args.proj.dtype, num_tokens, num_seqs));
+  const auto num_bytes = static_cast<std::int64_t>(gdn_mixer_workspace_bytes(
+      ctx.device, shape, args.proj.dtype, num_tokens, num_seqs, args.sequences.num_verified()));
   check_contiguous(op, "workspace", args.workspace, ctx, {DType::u8}, {kAnySize});
   DELTAIC_CHECK(args.workspace.shape[0] >= num_bytes, op, ": the workspace has ", args.workspace.shape[0], " bytes, ",
                 num_tokens, " tokens of ", num_seqs, " sequences need ", num_bytes);

@@ -27,13 +27,15 @@ struct GdnMixerArgs {
 // A GDN layer between its projections: causal_conv, gated_delta_rule and gated_rms_norm with z, as those three ops
 // define them. Rows of padding sequences and of none are undefined in `out`.
 // On CUDA with head dims of 128, conv_kernel 4 and up to 4 value heads a key head, the first sequences.num_decodes
-// sequences take one kernel, and the others, for f16 and bf16, chunks of tokens on tensor cores: the result of a span
-// then depends on where it begins and ends, by rounding. Otherwise the rule goes token by token.
+// sequences take one kernel (verified ones with up to 3 drafts), and the others, for f16 and bf16, chunks of tokens on
+// tensor cores: the result of a span then depends on where it begins and ends, by rounding. Otherwise the rule goes
+// token by token.
 void gdn_mixer(const Context& ctx, const GdnMixerArgs& args);
 
-// What gdn_mixer needs for up to num_tokens tokens of up to num_seqs sequences, of which dtype is that of proj.
+// What gdn_mixer needs for up to num_tokens tokens of up to num_seqs sequences, up to num_verified of them
+// GdnSequences::num_verified(). dtype is that of proj.
 std::size_t gdn_mixer_workspace_bytes(Device device, const GdnShape& shape, DType dtype, std::int64_t num_tokens,
-                                      std::int64_t num_seqs);
+                                      std::int64_t num_seqs, std::int64_t num_verified = 0);
 
 }  // namespace ops
 
@@ -43,7 +45,7 @@ void gdn_mixer(ThreadPool& threads, const ops::GdnMixerArgs& args);
 }  // namespace cpu
 namespace cuda {
 std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape& shape, DType dtype, std::int64_t num_tokens,
-                                      std::int64_t num_seqs);
+                                      std::int64_t num_seqs, std::int64_t num_verified);
 void gdn_mixer(ops::Stream stream, const ops::GdnMixerArgs& args);
 }  // namespace cuda
 
