@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltaic import _core
 from deltaic.draft_policy import DraftPolicy, FixedDrafts, MeasuredDrafts
-from deltaic.engine_config import EngineConfig
+from deltaic.engine_config import MAX_SPECULATIVE_TOKENS, EngineConfig
 
 AUTO_DRAFTS = 2  # the most that "auto" tries
 
@@ -31,8 +31,12 @@ def plan_speculation(path: str | Path, config: EngineConfig, device: _core.Devic
         return Speculation(0, FixedDrafts(0))
     is_dummy = config.load_format == "dummy"
     num_layers = _core.load_model_config(path).num_mtp_layers if is_dummy else _core.count_draft_layers(path)
+    max_drafts = MAX_SPECULATIVE_TOKENS
+    if device != _core.DeviceType.cpu:
+        # A step may begin as many tokens before what is known, and takes one snapshot of a request.
+        max_drafts = min((config.mamba_block_size - 1) // 2, max_drafts)
     if wanted == "auto":
-        if is_dummy or num_layers != 1 or device != _core.DeviceType.cpu:
+        if is_dummy or num_layers != 1 or max_drafts < AUTO_DRAFTS:
             return Speculation(0, FixedDrafts(0))
         return Speculation(AUTO_DRAFTS, MeasuredDrafts(AUTO_DRAFTS))
     if num_layers == 0:
@@ -40,9 +44,9 @@ def plan_speculation(path: str | Path, config: EngineConfig, device: _core.Devic
             f"speculative_tokens is {wanted}, but the checkpoint has no draft module (mtp.* tensors): use 0 or 'auto'"
         )
     num_drafts = int(wanted)
-    if device != _core.DeviceType.cpu and config.mamba_block_size <= 2 * num_drafts:
+    if num_drafts > max_drafts:
         raise ValueError(
-            f"mamba_block_size {config.mamba_block_size} is too small for {num_drafts} drafts on a GPU, where a step "
-            f"may begin {num_drafts} tokens before what is known: at least {2 * num_drafts + 1} is needed"
+            f"mamba_block_size {config.mamba_block_size} is too small for {num_drafts} drafts on a GPU: at least "
+            f"{2 * num_drafts + 1} is needed"
         )
     return Speculation(num_drafts, FixedDrafts(num_drafts))
