@@ -87,7 +87,8 @@ bool run(const std::vector<std::int32_t>& lengths) {
   const auto initial = normals(state_size, 0.1F, 3);
   void* const temporal = upload(initial);
   const ops::GdnShape shape{kKeyHeads, kValueHeads, kDim, kDim, kTaps};
-  const std::size_t workspace_bytes = cuda::gdn_mixer_workspace_bytes(shape, DType::bf16, num_tokens, num_seqs, /*num_verified=*/0);
+  const std::size_t workspace_bytes =
+      cuda::gdn_mixer_workspace_bytes(shape, DType::bf16, num_tokens, num_seqs, /*num_verified=*/0);
   const ops::GdnMixerArgs args{
       .shape = shape,
       .layout = {.q = 0,

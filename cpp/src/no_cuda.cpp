@@ -74,7 +74,9 @@ void gated_delta_rule(ops::Stream, const ops::GdnShape&, const ops::GdnProjectio
                       TensorView, TensorView, const ops::GdnSequences&, TensorView, TensorView, TensorView) {
   no_cuda("gated_delta_rule");
 }
-std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape&, DType, std::int64_t, std::int64_t, std::int64_t) { no_cuda("gdn_mixer"); }
+std::size_t gdn_mixer_workspace_bytes(const ops::GdnShape&, DType, std::int64_t, std::int64_t, std::int64_t) {
+  no_cuda("gdn_mixer");
+}
 void gdn_mixer(ops::Stream, const ops::GdnMixerArgs&) { no_cuda("gdn_mixer"); }
 bool linear_fuses(TensorView, const ops::Weight&) { no_cuda("linear"); }
 void linear(ops::Stream, Matmul*, TensorView, const ops::Weight&, const ops::LinearOptions&, TensorView) {

@@ -6,8 +6,8 @@
 namespace deltaic {
 
 GatedDeltaNet::Buffers GatedDeltaNet::take_buffers(Workspace& workspace, const StepShape& step) const {
-  const auto num_bytes = ops::gdn_mixer_workspace_bytes(step.device, shape, step.dtype, step.num_tokens, step.num_seqs,
-                                                        step.num_verified);
+  const auto num_bytes =
+      ops::gdn_mixer_workspace_bytes(step.device, shape, step.dtype, step.num_tokens, step.num_seqs, step.num_verified);
   return {
       .proj = workspace.take(step.dtype, {step.num_tokens, in_proj.row_size}),
       .mixer = workspace.take(DType::u8, {static_cast<std::int64_t>(num_bytes)}),
