@@ -216,7 +216,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(envvar="DELTAIC_API_KEY", help="Key that requests must carry; may be given several times."),
+        typer.Option(help="Key that requests must carry; may be given several times. Default: DELTAIC_API_KEY."),
     ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name of the model for clients; may be given several times.")
@@ -253,6 +253,11 @@ def serve(
     from deltaic.stages.speech import is_speech_checkpoint
 
     folder = resolve_model(model, engine["load_format"])
+    if not api_key and (key := os.environ.get("DELTAIC_API_KEY")) is not None:
+        # Not by typer, to which several words are several keys, and none is no key.
+        if not key.strip():
+            raise CommandError("DELTAIC_API_KEY is set and empty: unset it to serve without a key", 2)
+        api_key = [key.strip()]
     limits: dict[str, Any] = {"max_waiting": max_waiting, "stall_timeout_s": stall_timeout}
     with usage():
         EngineConfig(**engine)

@@ -120,10 +120,21 @@ def test_ctrl_c_ends_it() -> None:
 
 
 def test_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DELTAIC_API_KEY", "secret")
+    monkeypatch.setenv("DELTAIC_API_KEY", " two words ")
     with serve() as (_, url):
-        assert httpx.get(f"{url}/v1/models").status_code == 401
+        for header, status in (("", 401), ("two", 401), ("words", 401), ("two words", 200)):
+            headers = {"authorization": f"Bearer {header}"} if header else {}
+            assert httpx.get(f"{url}/v1/models", headers=headers).status_code == status
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_empty_key_in_the_environment_opens_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for empty in ("", " "):
+        monkeypatch.setenv("DELTAIC_API_KEY", empty)
+        assert cli.run(["serve", "--port", "0"]) == 2
+        assert "DELTAIC_API_KEY is set and empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

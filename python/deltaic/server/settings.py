@@ -22,6 +22,8 @@ class ServerSettings:
         for name in ("served_model_names", "api_keys"):
             if any(not value or not value.isascii() or not value.isprintable() for value in getattr(self, name)):
                 raise ValueError(f"{name} must be printable ASCII and not empty")
+        if any(key != key.strip() for key in self.api_keys):
+            raise ValueError("api_keys must be without spaces around them, which no header carries")
         for name in ("max_body_bytes", "max_concurrent_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
