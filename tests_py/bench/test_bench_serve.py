@@ -487,14 +487,15 @@ def test_refusal_ends_the_wait_for_the_server(capsys: pytest.CaptureFixture[str]
 
     async def refuse(line: bytes, _: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         asked.append(line)
-        # 503: a server that starts; 401: one that will not change its mind
-        writer.write(plain("503 Busy", b"starting") if len(asked) == 1 else plain("401 No", b"a key is missing"))
+        # A server that starts, one that is busy, and one that will not change its mind.
+        answers = [("503 Busy", b"starting"), ("429 Busy", b"a full queue"), ("401 No", b"a key is missing")]
+        writer.write(plain(*answers[min(len(asked), 3) - 1]))
 
     with server(refuse) as url:
         began = time.monotonic()
         assert cli.run(["bench", "serve", "--base-url", url, "--ready-check-timeout-sec", "60"]) == 1
     assert time.monotonic() - began < 30
-    assert asked == [b"GET /v1/models HTTP/1.1"] * 2
+    assert asked == [b"GET /v1/models HTTP/1.1"] * 3
     assert "HTTP 401: a key is missing" in capsys.readouterr().err
 
 

@@ -204,6 +204,9 @@ def test_full_queue_says_when_to_come_back(make: Maker) -> None:
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
             assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert (
+                await client.post("/v1/completions", json={"prompt": ""})
+            ).status_code == 429  # no work is spent on it
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
 
@@ -386,6 +389,7 @@ def test_openapi_has_every_path(make: Maker) -> None:
         {"max_concurrent_requests": 0},
         {"api_keys": [""]},
         {"api_keys": ["ü"]},
+        {"api_keys": ["ok", "x "]},
         {"served_model_names": ["a\n"]},
     ],
 )
