@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from deltaic.sampling_params import SamplingParams
 from deltaic.server import ServerSettings
 from deltaic.tokenizer import Tokenizer
 from events import both_ways, read_events
@@ -396,3 +397,29 @@ def test_openapi_has_every_path(make: Maker) -> None:
 def test_bad_settings(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
         ServerSettings(**options)
+
+
+def test_request_cancelled_before_it_is_queued_leaves_nothing(make: Maker) -> None:
+    release, stepping = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        stepping.set()
+        release.wait(20)
+
+    server = make(forever, engine={"on_step": wait})
+
+    async def run() -> None:
+        given = server.llm.inputs.process("x", SamplingParams(max_tokens=4000))
+        async with await server.llm.submit([given]):
+            await asyncio.to_thread(stepping.wait, 20)
+            second = asyncio.ensure_future(server.llm.submit([given]))  # waits for the step to end
+            await asyncio.sleep(0.05)
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+            assert second.cancelled()
+        release.set()
+        while server.llm.num_unfinished:  # within the loop: a closed one ends its requests
+            await asyncio.sleep(0.005)
+
+    asyncio.run(run())
+    assert all(request.num_said < 4000 for request in server.engine.seen.values())  # none ran to its end
