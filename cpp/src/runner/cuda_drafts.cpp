@@ -119,12 +119,14 @@ void CudaDrafts::verify_and_draft(const Sampled& sampled, int num_drafts, ops::D
                         .output_positions = view(pass().output_positions, {num_rows}),
                         .token_ids = view(verified.token_ids, {num_rows, 1 + max_drafts_}),
                         .counts = view(verified.counts, {num_rows})});
-  if (module_) make_drafts(sampled, num_drafts, sampler);
+  make_drafts(sampled, num_drafts, sampler);
 }
 
 // The first pass runs over the tokens of the step, rejected ones included: what it stores for these is stored anew
 // before it is read, as the model's own keys and values are. Each further pass has one token a row.
 void CudaDrafts::make_drafts(const Sampled& sampled, int num_drafts, ops::DeviceSampler& sampler) {
+  if (!module_) return;
+  MtpModule& module = *module_;
   const std::int64_t num_rows = uploader_.sizes().num_rows, num_tokens = uploader_.sizes().num_tokens;
   const Device device = parts_.ctx.device;
   const auto ints = [&](std::int32_t* data) { return make_view(data, DType::i32, {num_rows}, device); };
@@ -136,12 +138,12 @@ void CudaDrafts::make_drafts(const Sampled& sampled, int num_drafts, ops::Device
   inputs.input_ids = shifted_ids_.view().slice(0, num_tokens);
   inputs.gdn = {};
   TensorView hidden =
-      module_->forward(inputs, sampled.hidden_states, counted_.view().slice(0, num_tokens), parts_.caches.draft());
+      module.forward(inputs, sampled.hidden_states, counted_.view().slice(0, num_tokens), parts_.caches.draft());
   for (int i = 0; i < num_drafts; ++i) {
     if (i > 0)
-      hidden = module_->forward(inputs, hidden, i == 1 ? ints(next.hidden_rows) : row_numbers, parts_.caches.draft());
+      hidden = module.forward(inputs, hidden, i == 1 ? ints(next.hidden_rows) : row_numbers, parts_.caches.draft());
     const TensorView logits = sampled.logits.slice(0, num_rows);
-    module_->compute_logits(hidden, i == 0 ? ints(next.hidden_rows) : row_numbers, logits);
+    module.compute_logits(hidden, i == 0 ? ints(next.hidden_rows) : row_numbers, logits);
     const ops::DeviceSampler::Args args{
         .logits = logits,
         .slots = ints(next.slots),
