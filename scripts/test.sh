@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole test: clean build with the CUDA backend (compiling it needs no GPU), C++ tests, Python tests, lint.
+# The whole test: clean build with the CUDA backend (compiling it needs no GPU), C++ tests, Python tests, lint, clang-tidy.
 source "$(dirname "$0")/setup.sh"
 need_nvcc
 
@@ -30,3 +30,6 @@ NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 section "lint"
 scripts/stubs.sh --check
 scripts/lint.sh
+
+section "clang-tidy"
+scripts/tidy.sh
