@@ -7,10 +7,12 @@
 namespace deltaic::cpu {
 namespace {
 
-// Rows of W a task: with few rows of x enough to hide a task's start, with many what L2 holds.
-constexpr std::int64_t kWeightRows = 64;
-// Rows of x a task when W alone does not keep the threads busy.
-constexpr std::int64_t kInputRows = 48;
+// Up to so many rows of x, W is read from memory about once: the longer a task's stretch of it, the better it streams.
+constexpr std::int64_t kFewTokens = 16;
+constexpr std::int64_t kStreamBytes = 256 * 1024;
+// With more, the rows of W a task that L2 holds, and the rows of x when W alone does not keep the threads busy.
+constexpr std::int64_t kWeightRows = 64, kInputRows = 48;
+constexpr std::int64_t kFewestWeightRows = 16;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -23,8 +25,12 @@ void linear(ThreadPool& threads, TensorView x, const ops::Weight& weight, const 
   const std::int64_t num_tokens = x.shape[0], num_rows = w.shape[0];
   const std::int64_t row_bytes = w.stride[0] * static_cast<std::int64_t>(size_of(w.dtype));
   std::int64_t rows = kWeightRows, tokens = num_tokens;
-  if (ceil_div(num_rows, rows) < 4 * threads.num_threads()) {
-    rows = 16;
+  if (num_tokens <= kFewTokens) {
+    const std::int64_t share = ceil_div(num_rows, 2 * threads.num_threads());
+    rows = std::max(kFewestWeightRows,
+                    std::min(ceil_div(share, 4) * 4, kStreamBytes / std::max<std::int64_t>(row_bytes, 1)));
+  } else if (ceil_div(num_rows, rows) < 4 * threads.num_threads()) {
+    rows = kFewestWeightRows;
     tokens = std::min(num_tokens, kInputRows);
   }
   const std::int64_t row_tasks = ceil_div(num_rows, rows), token_tasks = ceil_div(num_tokens, tokens);

@@ -16,9 +16,15 @@ constexpr int kMaxTile = 3;
 template <class W, int M, bool Prefetch = false>
 DELTAIC_INLINE void dot_tile(const char* const (&w)[4], const float* const* x, int64_t n, Vec4* sums,
                              int64_t ahead = 0) {
-  Vec acc[4][M] = {};
+  Vec acc[4][M];  // every loop over it is unrolled: GCC keeps an indexed array in memory
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+#pragma GCC unroll 6
+    for (int i = 0; i < M; ++i) acc[r][i] = Vec{};
+  }
   const auto step = [&](int64_t k, auto load_w, auto load_x) __attribute__((always_inline)) {
     Vec xs[M];
+#pragma GCC unroll 6
     for (int i = 0; i < M; ++i) xs[i] = load_x(x[i] + k);
 #pragma GCC unroll 4
     for (int r = 0; r < 4; ++r) {
@@ -47,6 +53,7 @@ DELTAIC_INLINE void dot_tile(const char* const (&w)[4], const float* const* x, i
         k, [count](const char* p) { return load_partial<W>(p, count); },
         [count](const float* p) { return load_partial(p, count); });
   }
+#pragma GCC unroll 6
   for (int i = 0; i < M; ++i) sums[i] = sum4(acc[0][i], acc[1][i], acc[2][i], acc[3][i]);
 }
 

@@ -30,15 +30,19 @@ void tile(const LinearArgs& args, int64_t m, int64_t j, int64_t k_begin, int64_t
     dot_tile<W, M, true>(w, x, k_end - k_begin, sums, args.w_stride * W::kBytes);
   else
     dot_tile<W, M>(w, x, k_end - k_begin, sums);
-  for (int i = 0; i < M; ++i) {
-    float* y = args.y + (m + i) * args.y_stride;
-    for (int r = 0; r < 4; ++r) {
-      const int64_t row = r * quarter + j;
-      if (row >= args.n) break;
+  const bool adds_bias = k_begin == 0 && args.bias != nullptr, adds_y = k_begin > 0 || args.accumulate;
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    const int64_t row = r * quarter + j;
+    if (row >= args.n) break;
+    const float bias = adds_bias ? args.bias[row] : 0.0F;
+    float* y = args.y + m * args.y_stride + row;
+#pragma GCC unroll 6
+    for (int i = 0; i < M; ++i, y += args.y_stride) {
       float value = sums[i][r];
-      if (k_begin > 0 || args.accumulate) value += y[row];
-      if (k_begin == 0 && args.bias != nullptr) value += args.bias[row];
-      y[row] = value;
+      if (adds_y) value += *y;
+      if (adds_bias) value += bias;
+      *y = value;
     }
   }
 }

@@ -215,10 +215,20 @@ DELTAIC_INLINE Vec4 fold(Vec value) {
 #endif
 }
 DELTAIC_INLINE Vec4 sum4(Vec a, Vec b, Vec c, Vec d) {
+#if defined(__AVX512F__)
+  const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+  const __m512 cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
+  const __m512 quarters = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+  const __m512 pairs = quarters + _mm512_permute_ps(quarters, 0x4e);
+  const __m512 sums = pairs + _mm512_permute_ps(pairs, 0xb1);
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, sums));
+#else
   const Vec4 fa = fold(a), fb = fold(b), fc = fold(c), fd = fold(d);
   const Vec4 ab = __builtin_shufflevector(fa, fb, 0, 4, 1, 5) + __builtin_shufflevector(fa, fb, 2, 6, 3, 7);
   const Vec4 cd = __builtin_shufflevector(fc, fd, 0, 4, 1, 5) + __builtin_shufflevector(fc, fd, 2, 6, 3, 7);
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+#endif
 }
 DELTAIC_INLINE float sum(Vec value) {
   const Vec4 f = fold(value);
