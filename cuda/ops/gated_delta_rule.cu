@@ -1,4 +1,4 @@
-// The gated delta rule token by token, in f32, for any head sizes (model-spec 9.3).
+// The gated delta rule token by token, in f32, for any head sizes (docs/models.md, "Gated delta rule").
 //   o = e^g (S q) + u (k q): both products of the old state in one pass
 //   a warp kRows rows of a head's state, in registers; the next token is loaded while this one is computed
 //   bound by the latency of a token, times the tokens of the longest sequence

@@ -1,5 +1,5 @@
-// What of a chunk of the delta rule does not depend on the state (model-spec 9.4): q and k normalised, W, U and Q K^T o
-// D.
+// What of a chunk of the delta rule does not depend on the state (docs/models.md, "Gated delta rule in chunks"): q and
+// k normalised, W, U and (Q K^T) * D.
 //   a block a (chunk, value head); of its eight warps two share 16 tokens, and split the columns of every product
 //   (1 + A)^-1 in f32: 16 x 16 blocks on the diagonal by substitution, then twice [[B, 0], [C, D]]^-1 has
 //   -D^-1 C B^-1 below; the unused upper half keeps the products in between

@@ -5,7 +5,7 @@
 namespace deltaic::cuda {
 
 // The whole of a GDN layer between its projections, for sequences of one new token: convolution, SiLU, l2 norms, gates,
-// delta rule and gated norm (model-spec 9.2, 9.3, 9.5).
+// delta rule and gated norm (docs/models.md, "Gated DeltaNet").
 struct GdnDecodeArgs {
   ops::GdnShape shape;
   ops::GdnProjectionLayout layout;

@@ -2,7 +2,8 @@
 
 #include <cstdint>
 
-// What the GDN kernels share: gates (model-spec 9.3) and the way from a block to its part of a packed sequence.
+// What the GDN kernels share: gates (docs/models.md, "Gated delta rule") and the way from a block to its part of a
+// packed sequence.
 
 namespace deltaic::cuda {
 

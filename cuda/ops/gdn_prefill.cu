@@ -1,4 +1,5 @@
-// The chunked delta rule (model-spec 9.4): what does not depend on the state, then the walk of the state.
+// The delta rule (docs/models.md, "Gated delta rule in chunks"): what does not depend on the state, then the walk of
+// the state.
 #include "cuda/ops/gdn_prefill.h"
 
 #include "cpp/src/check.h"

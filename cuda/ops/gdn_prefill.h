@@ -6,7 +6,8 @@
 
 namespace deltaic::cuda {
 
-// The gated delta rule in chunks of 64 tokens on tensor cores (model-spec 9.4): gated_delta_rule for long spans.
+// gated_delta_rule for long spans, in chunks of 64 tokens on tensor cores (docs/models.md, "Gated delta rule in
+// chunks").
 //   qkv, proj, out  f16 | bf16, the dtype of one is that of all; the rest as gated_delta_rule
 // Chunks are counted from a span's first token, so a span has the same bits alone and batched. Gates, sums, the
 // triangular inverse and the state are f32; the factors of the products (q, k, v, the state's copy) are rounded to

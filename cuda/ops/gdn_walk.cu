@@ -1,4 +1,5 @@
-// The delta rule from chunk to chunk (model-spec 9.4), after prepare_gdn_chunks, by wgmma (sm_90a).
+// The delta rule from chunk to chunk (docs/models.md, "Gated delta rule in chunks"), after prepare_gdn_chunks, by wgmma
+// (sm_90a).
 //   a block has kGdnRows rows of the state of a (sequence, value head); two are a cluster and share the tiles of a
 //   chunk, of which each loads a half for both. Clusters of four would leave multiprocessors without work: 30 fit an
 //   H200, and a model has 32 heads one warpgroup keeps the state, transposed, as the sums of products; its rounded copy

@@ -1,4 +1,5 @@
-// The delta rule from chunk to chunk (model-spec 9.4), after prepare_gdn_chunks, where there is no wgmma.
+// The delta rule from chunk to chunk (docs/models.md, "Gated delta rule in chunks"), after prepare_gdn_chunks, where
+// there is no wgmma.
 //   a cluster a (sequence, value head); each of its blocks has kGdnRows rows of the state, 16 a warp, and all share the
 //   tiles of a chunk, which one block loads for all
 //   two warps keep the state in registers, as the accumulator of one product and the left factor of the next, and go on

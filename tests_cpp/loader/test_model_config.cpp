@@ -337,7 +337,7 @@ TEST_CASE("every parity checkpoint's config is read as its maker meant it") {
 }
 
 TEST_CASE("num_parameters counts the published sizes") {
-  // Qwen3.5-9B of model-spec section 15.
+  // The defaults of qwen3_5 are the sizes of Qwen3.5-9B, those of qwen3_5_moe the sizes of Qwen3.5-35B-A3B.
   const ModelConfig dense = parse({{"model_type", "qwen3_5_text"}});
   CHECK(dense.num_parameters() / 1e9 == doctest::Approx(8.95).epsilon(0.01));
   const ModelConfig moe = parse({{"model_type", "qwen3_5_moe_text"}});

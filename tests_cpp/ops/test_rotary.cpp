@@ -27,7 +27,7 @@ TEST_CASE("rotary frequencies use rotary_dim, not head_dim") {
   CHECK(table.attention_factor == 1.0F);
 }
 
-TEST_CASE("linear and yarn rope follow model-spec section 7") {
+TEST_CASE("linear and yarn change the frequencies as they say") {
   ModelConfig model = config_of(128, 128);
   model.rope.type = RopeType::linear;
   model.rope.factor = 4.0;

@@ -67,7 +67,7 @@ inline Values normalized(const Values& rows, std::size_t dim, double scale) {
   return result;
 }
 
-// Token by token, as model-spec 9.3 has it. Returns [T, dv].
+// Token by token (docs/models.md, "Gated delta rule"). Returns [T, dv].
 inline Values delta_rule(const DeltaHead& head, Values& state) {
   const std::size_t dk = head.dk, dv = head.dv;
   const Values q = normalized(head.q, dk, 1.0 / std::sqrt(static_cast<double>(dk))), k = normalized(head.k, dk, 1.0);
@@ -83,7 +83,7 @@ inline Values delta_rule(const DeltaHead& head, Values& state) {
   return out;
 }
 
-// Chunk by chunk, as model-spec 9.4 has it: another way to the same numbers.
+// Chunk by chunk (docs/models.md, "Gated delta rule in chunks"): another way to the same numbers.
 inline Values chunked_delta_rule(const DeltaHead& head, Values& state, std::size_t chunk_size) {
   const std::size_t dk = head.dk, dv = head.dv;
   const Values q = normalized(head.q, dk, 1.0 / std::sqrt(static_cast<double>(dk))), k = normalized(head.k, dk, 1.0);

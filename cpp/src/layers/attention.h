@@ -16,7 +16,7 @@ struct AttentionStep {
   int max_query_len = 0;
 };
 
-// Full attention over a paged cache (model-spec section 8).
+// Full attention over a paged cache (docs/models.md, "Full attention").
 struct Attention {
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
   bool output_gate = false;

@@ -9,7 +9,7 @@
 
 namespace deltaic {
 
-// The recurrent mixer (model-spec section 9).
+// The recurrent mixer (docs/models.md, "Gated DeltaNet").
 struct GatedDeltaNet {
   ops::GdnShape shape;
   ops::GdnProjectionLayout layout;  // where q, k, v, z, b and a are in a row of in_proj

@@ -7,7 +7,7 @@
 
 namespace deltaic {
 
-// SwiGLU (model-spec section 10).
+// SwiGLU (docs/models.md, "Feed-forward").
 struct Mlp {
   Projection gate_up_proj;  // [gate | up]
   ops::Weight down_proj;

@@ -7,7 +7,7 @@
 
 namespace deltaic {
 
-// Mixture of experts, with a shared expert where the model has one (model-spec section 10).
+// Mixture of experts, with a shared expert where the model has one (docs/models.md, "Feed-forward").
 struct Moe {
   int num_experts = 0, num_experts_per_token = 0;
   std::int64_t intermediate_size = 0;

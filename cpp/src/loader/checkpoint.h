@@ -12,9 +12,10 @@
 
 namespace deltaic {
 
-// The tensors of one checkpoint under the names of model-spec section 4 without their prefix: "embed_tokens.weight",
-// "layers.0.mlp.up_proj.weight", "lm_head.weight", "mtp.fc.weight". Tensors of a vision tower are left out; other
-// tensors that the text model does not have are kept under their own name and do no harm. Nothing is copied.
+// The tensors of one checkpoint under their names (docs/models.md, "Tensor names") without the prefix:
+// "embed_tokens.weight", "layers.0.mlp.up_proj.weight", "lm_head.weight", "mtp.fc.weight". Tensors of a vision tower
+// are left out; other tensors that the text model does not have are kept under their own name and do no harm. Nothing
+// is copied.
 class Checkpoint {
  public:
   // A folder with model.safetensors or model.safetensors.index.json. Throws InvalidArgument as the readers of

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// What an absent key stands for (model-spec section 3.3).
+// What an absent key stands for (docs/models.md, "Configuration").
 struct FamilyDefaults {
   int vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads;
   int head_dim;  // 0: hidden_size / num_heads
@@ -169,7 +169,7 @@ std::vector<bool> read_mlp_only_layers(const JsonFields& text, int num_layers) {
   return mlp_only;
 }
 
-// Which layers are MoE (model-spec section 3.4), and the sizes of both kinds of feed-forward.
+// Which layers are MoE (docs/models.md, "Layer kinds"), and the sizes of both kinds of feed-forward.
 void read_feed_forward(const JsonFields& text, const FamilyDefaults& defaults, ModelConfig& model) {
   model.is_moe_layer.assign(model.num_layers, false);
   int num_experts = 0;

@@ -120,8 +120,8 @@ class LayerReader {
   std::int64_t hidden_;
 };
 
-// The embedding and the head (model-spec section 11): a head that is there is used, tied or not; tied, the one that is
-// missing is the other.
+// The embedding and the head (docs/models.md, "Embedding and head"): a head that is there is used, tied or not; tied,
+// the one that is missing is the other.
 void read_embedding_and_head(const ModelConfig& config, WeightReader& reader, DecoderWeights& weights) {
   const std::string kEmbedding = "embed_tokens.weight", kHead = "lm_head.weight";
   const std::int64_t vocab = config.vocab_size, hidden = config.hidden_size;

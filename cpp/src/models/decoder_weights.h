@@ -35,9 +35,9 @@ struct DecoderWeights {
   int num_mtp_layers = 0;      // layers of the draft module that the checkpoint has
 };
 
-// Takes the tensors that `config` asks for, by the names and shapes of model-spec section 4; others are skipped.
-// On CUDA matrices go through pinned memory, converted on the device; it returns when all have arrived.
-// Throws InvalidArgument naming the tensor for one that is missing or has another shape, Unsupported for its dtype,
+// Takes the tensors that `config` asks for, by the names and shapes of docs/models.md, "Tensor names"; others are
+// skipped. On CUDA matrices go through pinned memory, converted on the device; it returns when all have arrived. Throws
+// InvalidArgument naming the tensor for one that is missing or has another shape, Unsupported for its dtype,
 // OutOfMemory where the device has too little.
 std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& config, const Checkpoint& checkpoint,
                                                            WeightPlacement placement = {});
@@ -47,8 +47,8 @@ std::shared_ptr<const DecoderWeights> load_decoder_weights(const ModelConfig& co
 std::shared_ptr<const DecoderWeights> make_dummy_weights(const ModelConfig& config, WeightPlacement placement,
                                                          std::uint64_t seed);
 
-// The draft module (model-spec section 14): what it reads, and its layer and final norm as a decoder of one layer with
-// the embedding and the head of the model.
+// The draft module (docs/models.md, "Draft module"): what it reads, and its layer and final norm as a decoder of one
+// layer with the embedding and the head of the model.
 struct MtpWeights {
   Tensor embedding_norm, hidden_norm;  // [hidden_size] f32
   ops::Weight fc;                      // [hidden_size, 2 * hidden_size]

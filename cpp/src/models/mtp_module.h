@@ -7,9 +7,9 @@
 
 namespace deltaic {
 
-// The draft module of a model (model-spec section 14): a full-attention layer with its own K/V cache, which reads the
-// embedding of a token beside the hidden state in front of it, and predicts the token behind. It has no recurrent
-// state.
+// The draft module of a model (docs/models.md, "Draft module"): a full-attention layer with its own K/V cache, which
+// reads the embedding of a token beside the hidden state in front of it, and predicts the token behind. It has no
+// recurrent state.
 class MtpModule {
  public:
   // Allocates the activations of the largest pass once, here.

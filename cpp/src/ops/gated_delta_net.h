@@ -48,7 +48,8 @@ struct GdnSequences {
   // The first so many are decodes; 0 is always right. Without drafts they have one token each, sequence i token i; with
   // drafts they are verified, and no other sequence is.
   int num_decodes = 0;
-  // Drafts (spec/speculative.md B.2, B.3). [num_seqs] i32; none: as if all were 0.
+  // Drafts (docs/decisions/0010-speculative-decoding.md, "Where the states are"). [num_seqs] i32; none: as if all were
+  // 0.
   //   0      a plain sequence: its states end behind its last token
   //   a > 0  a verified one, of 1 to num_draft_tokens + 1 tokens. With InitialState::replay its step before accepted a
   //          of its tokens: their rows in `replay` change the state in the slot, which is written back, and its inputs
@@ -68,7 +69,8 @@ struct GdnSequences {
   bool has_snapshots() const { return snapshot_slots.data != nullptr; }
 };
 
-// Depthwise causal convolution over q, k, v, then SiLU (model-spec 9.2), continuing from and updating the conv state.
+// Depthwise causal convolution over q, k, v, then SiLU (docs/models.md, "Causal convolution"), continuing from and
+// updating the conv state.
 //   proj        [num_tokens, row] f32 (CPU); f32 | f16 | bf16 (CUDA); rows contiguous, any row stride
 //   weight      [conv_dim, conv_kernel] f32, channels in the plain order q | k | v; tap conv_kernel - 1 meets the
 //               current token
@@ -79,7 +81,8 @@ struct GdnSequences {
 void causal_conv(const Context& ctx, const GdnShape& shape, const GdnProjectionLayout& layout, TensorView proj,
                  TensorView weight, const GdnSequences& sequences, TensorView conv_state, TensorView out);
 
-// The gated delta rule (model-spec 9.3) with its gates and l2 norms, continuing from and updating the state.
+// The gated delta rule (docs/models.md, "Gated delta rule") with its gates and l2 norms, continuing from and updating
+// the state.
 //   qkv       [num_tokens, conv_dim] f32 (CPU); f32 | f16 | bf16 (CUDA): what causal_conv gave
 //   proj      [num_tokens, row] dtype of qkv: b and a are read from it
 //   A_log, dt_bias  [num_value_heads] f32

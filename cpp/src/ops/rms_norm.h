@@ -18,7 +18,7 @@ struct FusedNorm {
 // num_tokens may be 0. Throws InvalidArgument for a shape, dtype or device that does not fit.
 void rms_norm(const Context& ctx, TensorView x, TensorView weight, float eps, TensorView y);
 
-// y[t, h, :] = x[t, h, :] / RMS(x[t, h, :]) * weight * silu(z[t, h, :])   (model-spec section 6, the gated norm)
+// y[t, h, :] = x[t, h, :] / RMS(x[t, h, :]) * weight * silu(z[t, h, :])   (docs/models.md, "Norms")
 //   x, y    [num_tokens, num_heads, dim]  as above; heads and dim contiguous; y may be x
 //   z       [num_tokens, num_heads, dim]  any token and head stride, dim contiguous
 //   weight  [dim]                         f32

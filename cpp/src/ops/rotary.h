@@ -19,7 +19,7 @@ struct RotaryTable {
   std::vector<std::uint8_t> stream;  // [rotary_dim / 2] which position stream frequency j uses: 0, 1 or 2
   float attention_factor = 1.0F;     // cos and sin are multiplied by it (yarn)
 };
-// model-spec section 7.
+// docs/models.md, "Rotary embedding".
 RotaryTable make_rotary_table(const ModelConfig& model);
 
 struct QkNormRopeArgs {

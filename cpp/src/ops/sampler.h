@@ -29,11 +29,12 @@ struct SampledToken {
   std::optional<TokenLogprobs> logprobs{};  // when params->logprobs is set
 };
 
-// Chooses one token a row, in the order of spec/sampling-and-serving.md C.4. Output position of a row =
-// output_token_ids.size(). Random numbers are a pure function of (seed, output position, vocabulary index): what a row
-// gives does not depend on the other rows. Rows run on ctx.threads, or in the caller where that is null. The params
-// must have passed validate() and all ids lie in the vocabulary. Throws InvalidArgument for a row that does not fit,
-// Unsupported on CUDA.
+// Chooses one token a row: process_logits() (logits_processors.h), then the likeliest token of a greedy row, or a draw
+// from what temperature, min_p, top-k and top-p leave (top_k_top_p.h). Log probabilities are of the logits as they
+// came. Output position of a row = output_token_ids.size(). Random numbers are a pure function of (seed, output
+// position, vocabulary index): what a row gives does not depend on the other rows. Rows run on ctx.threads, or in the
+// caller where that is null. The params must have passed validate() and all ids lie in the vocabulary. Throws
+// InvalidArgument for a row that does not fit, Unsupported on CUDA.
 std::vector<SampledToken> sample(const Context& ctx, std::span<const SamplerRow> rows);
 
 // False for a row with a NaN or +inf, or without a finite element: nothing can be sampled from it, and it has no log
