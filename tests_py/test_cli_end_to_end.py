@@ -235,3 +235,37 @@ def test_weights_are_mapped_and_held_once(tmp_path: Path) -> None:
     peak_bytes = int(found.stdout) * 1024
     print(f"peak {peak_bytes / 1e6:.0f} MB, file {file_bytes / 1e6:.0f} MB")
     assert peak_bytes < 1.3 * file_bytes + (32 << 20) + 200e6
+
+
+@pytest.mark.parametrize("module", ["deltaic.cli", "typer", "numpy", "deltaic.engine", "tokenizers"])
+def test_interrupt_while_the_command_is_loaded(module: str) -> None:
+    code = """
+import os, signal, sys
+module, sys.argv[1] = sys.argv[1], "generate"
+
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+from deltaic.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ignored_interrupt_stays_ignored() -> None:
+    code = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.argv[1:] = ["--version"]
+from deltaic.__main__ import main
+try:
+    main()
+finally:
+    print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[1:] == ["True"]

@@ -437,7 +437,3 @@ def main() -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

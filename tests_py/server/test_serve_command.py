@@ -198,7 +198,8 @@ def test_two_servers_one_after_the_other_and_at_once() -> None:
 
 def test_base_install_needs_none_of_the_packages() -> None:
     code = (
-        "import sys, deltaic, deltaic.cli; sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'pydantic')))"
+        "import sys, deltaic.cli; from deltaic import LLM, AsyncLLM; "
+        "sys.exit(any(m in sys.modules for m in ('fastapi', 'uvicorn', 'pydantic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), timeout=60, check=False).returncode == 0
 
