@@ -247,7 +247,19 @@ def test_shutdown_ends_what_runs(make: Maker) -> None:
     assert llm.shutdown()
 
 
-@pytest.mark.parametrize("options", [{"max_waiting": -1}, {"stall_timeout_s": 0}, {"block_size": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_waiting": -1},
+        {"max_waiting": "many"},
+        {"max_waiting": None},
+        {"stall_timeout_s": 0},
+        {"stall_timeout_s": "long"},
+        {"stall_timeout_s": None},
+        {"stall_timeout_s": float("nan")},
+        {"block_size": 0},
+    ],
+)
 def test_bad_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
         AsyncLLM(**options)

@@ -67,6 +67,9 @@ def test_model_is_a_folder_or_the_bundled_one(default_model: Path, tmp_path: Pat
         resolve_model(default_model / "config.json")
     with pytest.raises(ValueError, match="model must be a folder or a hub id, got ''"):
         resolve_model("")
+    for wrong in (5, b"folder", ["folder"], True):
+        with pytest.raises(TypeError, match="model must be a folder or a hub id, got"):
+            resolve_model(wrong)  # type: ignore[arg-type]
     for missing in ("/no/such/folder", "./nothing", "nothing", Path("owner/name"), "a/b/c", "../x/y"):
         with pytest.raises(ValueError, match="does not exist"):
             resolve_model(missing)

@@ -468,6 +468,7 @@ def test_generator_that_ends_within_a_step_is_aborted_behind_it(make: Maker) -> 
     [
         ({"max_logprobs": -2}, "max_logprobs must be at least -1, got -2"),
         ({"max_logprobs": "many"}, "max_logprobs must be an integer, got 'many'"),
+        ({"max_logprobs": None}, "max_logprobs must be an integer, got None"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from deltaic.chat import Message, ToolFormat
 from deltaic.engine import EngineStats
-from deltaic.engine_config import EngineConfig, check_option_names
+from deltaic.engine_config import EngineConfig, check_integer, check_option_names
 from deltaic.engine_thread import EngineStopped as EngineStopped
 from deltaic.engine_thread import EngineThread
 from deltaic.input_processor import EngineInput, InputProcessor, Prompt
@@ -111,10 +111,9 @@ class _Live:
 
 def check_limits(max_waiting: int, stall_timeout_s: float) -> None:
     """Raise the ValueError that AsyncLLM would."""
-    if max_waiting < 0:
-        raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
-    if not stall_timeout_s > 0:
-        raise ValueError(f"stall_timeout_s must be more than 0, got {stall_timeout_s}")
+    check_integer("max_waiting", max_waiting, 0)
+    if isinstance(stall_timeout_s, bool) or not isinstance(stall_timeout_s, (int, float)) or not stall_timeout_s > 0:
+        raise ValueError(f"stall_timeout_s must be more than 0, got {stall_timeout_s!r:.60}")
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from importlib import import_module
@@ -33,10 +34,12 @@ def resolve_model(model: str | Path | None, load_format: str = "auto") -> Path:
     """Return the folder of a model: None is the bundled one, a hub id is downloaded.
 
     With load_format dummy a config.json under any name is a model too, and weights are not downloaded. ValueError when
-    there is no such folder, it has no config.json, or the hub does not have it.
+    there is no such folder, it has no config.json, or the hub does not have it; TypeError for what is no path.
     """
     if model is None:
         return default_model_folder()
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model must be a folder or a hub id, got {model!r:.60}")
     if not str(model):
         raise ValueError("model must be a folder or a hub id, got ''")
     path = Path(model).expanduser()

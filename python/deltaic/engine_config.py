@@ -14,6 +14,18 @@ MAX_NUM_THREADS = 4096
 MAX_SPECULATIVE_TOKENS = 8
 _SWITCHES = ("enable_prefix_caching", "async_scheduling", "poison_caches", "enable_chunked_prefill", "enforce_eager")
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1  # what the core counts with
+_RANGES = (
+    ("max_model_len", 1, _INT32_MAX),
+    ("max_num_seqs", 1, _INT32_MAX),
+    ("max_num_batched_tokens", 1, _INT32_MAX),
+    ("block_size", 1, _INT32_MAX),
+    ("mamba_block_size", 1, _INT32_MAX),
+    ("num_snapshot_slots", 0, _INT32_MAX),
+    ("long_prefill_token_threshold", 0, _INT32_MAX),
+    ("num_threads", 0, MAX_NUM_THREADS),
+    ("num_blocks", 2, _INT32_MAX),
+    ("kv_cache_memory_bytes", 1, _INT64_MAX),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +69,12 @@ class EngineConfig:
         if self.speculative_tokens != "auto":
             if isinstance(self.speculative_tokens, str):
                 raise ValueError(f"speculative_tokens must be 'auto' or a number, got {self.speculative_tokens!r}")
-            _check_range("speculative_tokens", self.speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "mamba_block_size"):
-            _check_range(name, getattr(self, name), 1, _INT32_MAX)
-        for name in ("num_snapshot_slots", "long_prefill_token_threshold"):
-            _check_range(name, getattr(self, name), 0, _INT32_MAX)
-        _check_range("num_threads", self.num_threads, 0, MAX_NUM_THREADS)
-        _check_range("num_blocks", self.num_blocks, 2, _INT32_MAX)
-        _check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _INT64_MAX)
+            check_integer("speculative_tokens", self.speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, minimum, maximum in _RANGES:
+            value = getattr(self, name)
+            if value is not None or defaults[name] is not None:
+                check_integer(name, value, minimum, maximum)
         if self.mamba_block_size % self.block_size:
             raise ValueError(
                 f"mamba_block_size must be a multiple of block_size, got {self.mamba_block_size} and {self.block_size}"
@@ -98,12 +108,11 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def _check_range(name: str, value: object, minimum: int, maximum: int) -> None:
-    if value is None:
-        return
+def check_integer(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:
+    """Raise ValueError, naming the setting, for what is no integer or out of a range."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if value < minimum:
+        raise ValueError(f"{name} must be an integer, got {value!r:.60}")
+    if minimum is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
-    if value > maximum:
+    if maximum is not None and value > maximum:
         raise ValueError(f"{name} must be at most {maximum}, got {value}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from deltaic.engine_config import check_integer
 from deltaic.sampling_params import SamplingParams
 from deltaic.tokenizer import Tokenizer
 
@@ -57,11 +58,9 @@ class InputProcessor:
         seed: int | None = None,
     ) -> None:
         """Take the model's sizes; max_logprobs -1 means no limit, `seed` makes unseeded requests repeatable."""
-        for name, value, low in (("max_logprobs", max_logprobs, -1), ("seed", seed, None)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"{name} must be an integer, got {value!r}")
-            if value is not None and low is not None and value < low:
-                raise ValueError(f"{name} must be at least {low}, got {value}")
+        check_integer("max_logprobs", max_logprobs, -1)
+        if seed is not None:
+            check_integer("seed", seed)
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len

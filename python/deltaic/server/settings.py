@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deltaic.engine_config import check_integer
+
 DEFAULT_MAX_BODY_BYTES = 8 << 20
 DEFAULT_MAX_CONCURRENT_REQUESTS = 2048
 
@@ -20,10 +22,11 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name in ("served_model_names", "api_keys"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a list of strings, got one string")
             if any(not value or not value.isascii() or not value.isprintable() for value in getattr(self, name)):
                 raise ValueError(f"{name} must be printable ASCII and not empty")
         if any(key != key.strip() for key in self.api_keys):
             raise ValueError("api_keys must be without spaces around them, which no header carries")
         for name in ("max_body_bytes", "max_concurrent_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check_integer(name, getattr(self, name), 1)
