@@ -161,6 +161,22 @@ def test_api_keys(make: Maker) -> None:
         assert server.get(path).status_code == 200
 
 
+def test_probes_that_ask_by_head(make: Maker) -> None:
+    server = make(settings=ServerSettings(api_keys=["secret"]))
+    for path in ("/health", "/ping", "/version", "/metrics"):
+        assert server.ask(("HEAD", path, {}))[0].status_code == 200, path
+    assert server.ask(("HEAD", "/v1/models", {}))[0].status_code == 401
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_body_bytes": 0}, {"max_body_bytes": "large"}, {"max_concurrent_requests": None}, {"api_keys": "secret"}],
+)
+def test_setting_of_no_meaning_is_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(fields))} must be"):
+        ServerSettings(**fields)
+
+
 def test_mounted_server_has_the_same_open_paths(make: Maker) -> None:
     server = make(forever, settings=ServerSettings(api_keys=["secret"], max_concurrent_requests=1))
     outer = FastAPI()
@@ -299,6 +315,7 @@ def test_health_of_a_stuck_and_of_a_dead_loop(make: Maker) -> None:
     assert died.status_code == 503
     assert "the engine died" in died.json()["error"]["message"]
     assert server.get("/health").status_code == 503
+    assert server.ask(("HEAD", "/health", {}))[0].status_code == 503
 
 
 def test_shutdown_ends_streams_with_an_event(make: Maker) -> None:

@@ -134,6 +134,16 @@ def test_client_that_goes_ends_its_utterance(url: str, engine: SpeechEngine) -> 
     assert metric(url, "request_success_total", finished_reason="abort") >= before
 
 
+def test_status_and_models_are_those_of_any_server(url: str) -> None:
+    card = httpx.get(f"{url}/v1/models/voice").json()
+    assert (card["id"], card["root"], card["max_model_len"]) == ("voice", "voice", 60)
+    assert httpx.get(f"{url}/v1/models/other").json()["error"]["code"] == "model_not_found"
+    for method, path in (("HEAD", "/health"), ("HEAD", "/ping"), ("POST", "/ping"), ("GET", "/version")):
+        answer = httpx.request(method, f"{url}{path}")
+        assert answer.status_code == 200, path
+        assert bool(answer.content) == (method != "HEAD")
+
+
 def test_full_queue_and_shutdown(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, release = SpeechPipeline(checkpoint, max_num_seqs=1, max_frames=2000), threading.Event()
     step = pipeline.step

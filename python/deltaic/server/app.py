@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
@@ -29,11 +29,28 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
     """Return an ASGI application that serves `llm`, and shuts it down when the application ends."""
     settings = settings or ServerSettings()
     serving = Serving(llm, settings)
+    app = bare_app(llm.shutdown, settings)
+    for make_router in (
+        models_router,
+        completions_router,
+        chat_completions_router,
+        responses_router,
+        speech_router,
+        tokens_router,
+    ):
+        app.include_router(make_router(serving))
+    app.include_router(status_router(llm.check_health, serving.metrics.registry))
+    app.include_router(page_router())
+    return app
+
+
+def bare_app(shutdown: Callable[[float], object], settings: ServerSettings) -> FastAPI:
+    """Return an application with its errors, its limits and its keys, which shuts an engine down when it ends."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(llm.shutdown, 0.5)
+        await asyncio.to_thread(shutdown, 0.5)
 
     app = FastAPI(
         title="deltaic",
@@ -43,23 +60,6 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI
         redoc_url=None,
         responses=ERROR_RESPONSES,
     )
-    for make_router in (
-        models_router,
-        completions_router,
-        chat_completions_router,
-        responses_router,
-        speech_router,
-        tokens_router,
-        status_router,
-    ):
-        app.include_router(make_router(serving))
-    app.include_router(page_router())
-    add_common_parts(app, settings)
-    return app
-
-
-def add_common_parts(app: FastAPI, settings: ServerSettings) -> None:
-    """Give an application its errors, its limits and its keys."""
     add_error_handlers(app)
 
     async def nobody_reads(_: Request, __: Exception) -> Response:
@@ -71,3 +71,4 @@ def add_common_parts(app: FastAPI, settings: ServerSettings) -> None:
     app.add_middleware(ConcurrencyMiddleware, max_requests=settings.max_concurrent_requests)
     if settings.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys)
+    return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -89,20 +89,20 @@ class ServerMetrics:
     """The figures of one server, in a registry of its own."""
 
     def __init__(self, llm: AsyncLLM, model_name: str) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(llm, model_name))
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(llm, model_name))
         self._model_name = model_name
         self._success = Counter(
             "deltaic:request_success",
             "Completions that ended, by reason.",
             [*_LABELS, "finished_reason"],
-            registry=self._registry,
+            registry=self.registry,
         )
         cached = Counter(
             "deltaic:prompt_tokens_cached",
             "Prompt tokens of ended requests that the prefix cache had.",
             _LABELS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self.cached_tokens = cached.labels(model_name, _ENGINE)
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "From arrival.", _SECONDS)
@@ -124,7 +124,7 @@ class ServerMetrics:
         self.n = self._histogram("request_params_n", "n asked for.", _COUNTS)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"deltaic:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
+        family = Histogram(f"deltaic:{name}", text, _LABELS, buckets=buckets, registry=self.registry)
         return family.labels(self._model_name, _ENGINE)
 
     def count_end(self, reason: str, count: int = 1) -> None:
@@ -132,10 +132,6 @@ class ServerMetrics:
 
     def observer(self, inputs: Sequence[EngineInput]) -> RequestObserver:
         return RequestObserver(self, inputs)
-
-    def render(self) -> bytes:
-        """Return all figures in Prometheus' text format."""
-        return generate_latest(self._registry)
 
 
 class RequestObserver:

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from fastapi import APIRouter
 
+from deltaic.server.errors import ApiError
 from deltaic.server.protocol import ModelCard, ModelList
-from deltaic.server.serving import Serving
+from deltaic.server.settings import ServerSettings
 
 
-def models_router(serving: Serving) -> APIRouter:
+class ServedModel:
+    """A model under the names that clients know it by."""
+
+    def __init__(self, settings: ServerSettings, folder: Path, max_model_len: int) -> None:
+        self.model_names = list(settings.served_model_names) or [folder.name]
+        self.max_model_len = max_model_len
+        self.started = int(time.time())
+
+    @property
+    def model_name(self) -> str:
+        return self.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Raise the 404 of a model that this server does not have."""
+        if name is not None and name not in self.model_names:
+            raise ApiError(
+                404,
+                f"the model {name!r:.100} does not exist; this server has {', '.join(self.model_names)}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def card(self, name: str) -> ModelCard:
+        return ModelCard(id=name, created=self.started, root=self.model_name, max_model_len=self.max_model_len)
+
+
+def models_router(served: ServedModel) -> APIRouter:
     router = APIRouter(tags=["models"])
-
-    def card(name: str) -> ModelCard:
-        return ModelCard(
-            id=name, created=serving.started, root=serving.model_name, max_model_len=serving.llm.max_model_len
-        )
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(data=[card(name) for name in serving.model_names])
+        return ModelList(data=[served.card(name) for name in served.model_names])
 
     @router.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> ModelCard:
-        serving.check_model(name)
-        return card(name)
+        served.check_model(name)
+        return served.card(name)
 
     return router

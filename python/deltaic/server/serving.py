@@ -12,30 +12,17 @@ from deltaic.outputs import RequestOutput
 from deltaic.sampling_params import MAX_TOKENS, RequestOutputKind, SamplingParams
 from deltaic.server.errors import ApiError, client_errors
 from deltaic.server.metrics import ServerMetrics
+from deltaic.server.models import ServedModel
 from deltaic.server.protocol import GenerationBody, PromptTokensDetails, Usage
 from deltaic.server.settings import ServerSettings
 
 
-class Serving:
+class Serving(ServedModel):
     def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        super().__init__(settings, llm.model_folder, llm.max_model_len)
         self.llm = llm
         self.settings = settings
-        self.model_names = list(settings.served_model_names) or [llm.model_folder.name]
-        self.started = now()
-        self.metrics = ServerMetrics(llm, self.model_names[0])
-
-    @property
-    def model_name(self) -> str:
-        return self.model_names[0]
-
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.model_names:
-            raise ApiError(
-                404,
-                f"the model {name!r:.100} does not exist; this server has {', '.join(self.model_names)}",
-                param="model",
-                code="model_not_found",
-            )
+        self.metrics = ServerMetrics(llm, self.model_name)
 
     def check_room(self) -> None:
         """Raise QueueFull before work is spent on a request that could not be queued."""

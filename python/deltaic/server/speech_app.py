@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.responses import StreamingResponse
 
 from deltaic import _core
-from deltaic._core import __version__
-from deltaic.server.app import add_common_parts
-from deltaic.server.errors import ERROR_RESPONSES, ApiError, client_errors
+from deltaic.server.app import bare_app
+from deltaic.server.errors import client_errors
 from deltaic.server.event_stream import unless_disconnected
-from deltaic.server.protocol import ModelCard, ModelList
-from deltaic.server.serving import now
+from deltaic.server.models import ServedModel, models_router
 from deltaic.server.settings import ServerSettings
 from deltaic.server.speech import SpeechBody
 from deltaic.server.speech_engine import SpeechEngine
+from deltaic.server.status import status_router
 from deltaic.stages.speech import AudioChunk, SpeechParams, Voice, WavWriter
 from deltaic.stages.speech.audio import to_pcm16
 
@@ -30,15 +27,14 @@ _MAX_CHARS = 4096  # OpenAI's
 _SOUND: dict[str, Any] = {"audio/wav": {}, "audio/pcm": {}}
 
 
-class SpeechServing:
+class SpeechServing(ServedModel):
     """The engine, its names and its figures."""
 
     def __init__(self, engine: SpeechEngine, settings: ServerSettings) -> None:
+        super().__init__(settings, engine.pipeline.config.folder, engine.pipeline.max_frames)
         self.engine = engine
-        self.names = list(settings.served_model_names) or [engine.pipeline.config.folder.name]
-        self.started = now()
         self.registry = CollectorRegistry()
-        name, labels = self.names[0], ["model_name"]
+        name, labels = self.model_name, ["model_name"]
         running = Gauge("deltaic:num_requests_running", "Utterances.", labels, registry=self.registry)
         running.labels(name).set_function(lambda: engine.num_unfinished)
         ended = Counter(
@@ -51,17 +47,7 @@ class SpeechServing:
         self.first_chunk = first.labels(name)
 
     def count_end(self, reason: str) -> None:
-        self._ended.labels(self.names[0], reason).inc()
-
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names:
-            known = ", ".join(self.names)
-            raise ApiError(
-                404,
-                f"the model {name!r:.100} does not exist; this server has {known}",
-                param="model",
-                code="model_not_found",
-            )
+        self._ended.labels(self.model_name, reason).inc()
 
     def params(self, body: SpeechBody) -> SpeechParams:
         """Return what a body asks for; ValueError or Unsupported."""
@@ -116,32 +102,9 @@ def create_speech_app(engine: SpeechEngine, settings: ServerSettings | None = No
     serving = SpeechServing(engine, settings)
     rate = engine.pipeline.config.sample_rate
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(engine.shutdown, 0.5)
-
-    app = FastAPI(
-        title="deltaic",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        responses=ERROR_RESPONSES,
-    )
-
-    def card(name: str) -> ModelCard:
-        limit = engine.pipeline.max_frames
-        return ModelCard(id=name, created=serving.started, root=serving.names[0], max_model_len=limit)
-
-    @app.get("/v1/models", tags=["models"])
-    async def list_models() -> ModelList:
-        return ModelList(data=[card(name) for name in serving.names])
-
-    @app.get("/v1/models/{name:path}", tags=["models"])
-    async def retrieve_model(name: str) -> ModelCard:
-        serving.check_model(name)
-        return card(name)
+    app = bare_app(engine.shutdown, settings)
+    app.include_router(models_router(serving))
+    app.include_router(status_router(engine.check_health, serving.registry))
 
     @app.post("/v1/audio/speech", tags=["speech"], responses={200: {"content": _SOUND}}, response_class=Response)
     async def create_speech(body: SpeechBody, request: Request) -> Response:
@@ -159,24 +122,6 @@ def create_speech_app(engine: SpeechEngine, settings: ServerSettings | None = No
             data = await unless_disconnected(request, _wav(serving.chunks(body.input, params), rate))
         return Response(data, media_type="audio/wav")
 
-    @app.get("/health", tags=["status"])
-    async def health() -> dict[str, str]:
-        engine.check_health()
-        return {"status": "ok"}
-
-    @app.get("/ping", tags=["status"])
-    async def ping() -> dict[str, str]:
-        return await health()
-
-    @app.get("/version", tags=["status"])
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
-
-    @app.get("/metrics", tags=["status"], response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return Response(generate_latest(serving.registry), media_type=CONTENT_TYPE_LATEST)
-
-    add_common_parts(app, settings)
     return app
 
 

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from deltaic._core import __version__
-from deltaic.server.serving import Serving
 
 
-def status_router(serving: Serving) -> APIRouter:
+def status_router(check_health: Callable[[], None], registry: CollectorRegistry) -> APIRouter:
+    """Return what tells of an engine; HEAD is for probes that want the status alone."""
     router = APIRouter(tags=["status"])
 
     @router.get("/health")
+    @router.head("/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         """Answer 200, or 503 when the engine's loop is stuck, dead or shut down."""
-        serving.llm.check_health()
+        check_health()
         return {"status": "ok"}
 
     @router.get("/ping")
+    @router.head("/ping", include_in_schema=False)
     @router.post("/ping", include_in_schema=False)
     async def ping() -> dict[str, str]:
         """Do as /health does."""
         return await health()
 
     @router.get("/version")
+    @router.head("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
     @router.get("/metrics", response_class=PlainTextResponse)
+    @router.head("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         """Return figures in Prometheus' text format."""
-        return Response(serving.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
