@@ -93,5 +93,5 @@ def test_hub_id_without_the_hub_library_says_what_to_install(monkeypatch: pytest
         raise ImportError(name)
 
     monkeypatch.setattr(checkpoint, "import_module", refuse)
-    with pytest.raises(ValueError, match=r"pip install 'deltaic\[hub\]'"):
+    with pytest.raises(ValueError, match=r"python\S* -m pip install 'deltaic\[hub\]'"):
         resolve_model("owner/name")

@@ -163,6 +163,13 @@ def test_error_is_one_line_with_its_exit_code(deltaic: Deltaic, args: list[str],
     assert words in err
 
 
+@pytest.mark.parametrize("args", [(), ("bench",)])
+def test_command_of_commands_shows_its_help(deltaic: Deltaic, args: tuple[str, ...]) -> None:
+    code, out, err = deltaic(*args)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: {' '.join(('deltaic', *args))} [OPTIONS]")
+
+
 def test_info_plans_for_a_gpu_of_any_size(deltaic: Deltaic) -> None:
     config = str(Path(__file__).parent.parent / "bench" / "configs" / "qwen3_5_4b.json")
     memory = []

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from deltaic.extras import how_to_install
 from deltaic.sampling_params import SamplingParams
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -64,7 +65,7 @@ def _download(hub_id: str, patterns: list[str]) -> Path:
         hub = import_module("huggingface_hub")
     except ImportError:
         raise ValueError(
-            f"model folder {hub_id!r} does not exist; to download it from the hub, pip install 'deltaic[hub]'"
+            f"model folder {hub_id!r} does not exist; to download it from the hub: {how_to_install('hub')}"
         ) from None
     try:
         folder = hub.snapshot_download(hub_id, allow_patterns=patterns)

@@ -36,6 +36,7 @@ from deltaic.cli_options import (
     engine_options,
     usage,
 )
+from deltaic.extras import how_to_install
 from deltaic.speak_command import speak
 
 if TYPE_CHECKING:
@@ -244,9 +245,7 @@ def serve(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "deltaic":
             raise
-        raise CommandError(
-            f"serve needs {error.name}, which is not installed: pip install 'deltaic[serve]'", 1
-        ) from error
+        raise CommandError(f"serve needs {error.name}, which is not installed: {how_to_install('serve')}", 1) from error
     from deltaic.async_llm import AsyncLLM, check_limits
     from deltaic.checkpoint import resolve_model
     from deltaic.engine_config import EngineConfig

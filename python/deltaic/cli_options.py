@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-Model = Annotated[str | None, typer.Option(help="Checkpoint folder or hub id; the bundled model if left out.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Checkpoint folder or hub id; the bundled model if left out.")
+]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float | None, typer.Option(help="0: greedy; at most 2. Default: the model's.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this share, in (0, 1].")]

@@ -398,7 +398,7 @@ def test_plot_without_the_library_says_what_to_install(
 
     monkeypatch.setattr(plot, "import_module", refuse)
     assert cli.run(["bench", "latency", "--plot", "x.png"]) == 1
-    assert "pip install 'deltaic[plot]'" in capsys.readouterr().err
+    assert f"{sys.executable} -m pip install 'deltaic[plot]'" in capsys.readouterr().err
 
 
 def test_plot_of_another_kind_is_refused_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:

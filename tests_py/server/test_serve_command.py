@@ -145,7 +145,7 @@ def test_empty_key_in_the_environment_opens_nothing(
         (["--api-key", ""], 2, "api_keys must be"),
         (["--max-model-len", "0"], 2, "max_model_len must be at least 1"),
         (["/no/such/folder"], 1, "does not exist"),
-        (["--host", "no.such.host.invalid"], 1, "cannot listen on no.such.host.invalid"),
+        (["--host", "no.such.host.invalid"], 1, "cannot listen on no.such.host.invalid port 8000: "),
         (["--port", "0", "--max-waiting", "-1"], 2, "max_waiting must be at least 0"),
         (["--port", "0", "--stall-timeout", "nan"], 2, "stall_timeout_s must be more than 0"),
     ],
@@ -162,7 +162,7 @@ def test_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with listen("127.0.0.1", 0) as sock:
         port = str(sock.getsockname()[1])
         assert cli.run(["serve", "--port", port]) == 1
-    assert f"cannot listen on 127.0.0.1 port {port}: " in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "prometheus_client"])
@@ -175,7 +175,10 @@ sys.exit(cli.run(["serve"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert f"serve needs {missing}, which is not installed: pip install 'deltaic[serve]'" in done.stderr
+    assert (
+        f"serve needs {missing}, which is not installed: {sys.executable} -m pip install 'deltaic[serve]'"
+        in done.stderr
+    )
 
 
 def test_two_servers_one_after_the_other_and_at_once() -> None:

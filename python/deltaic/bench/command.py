@@ -24,10 +24,17 @@ from deltaic.engine_config import EngineConfig
 bench_app = typer.Typer(
     name="bench",
     help="Measure latency, throughput, a server, or the kernels.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
+
+
+@bench_app.callback()
+def root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
 
 Bandwidth = Annotated[
     float | None, typer.Option(help="GB/s that the device reaches at most. Default: measured, or known.")

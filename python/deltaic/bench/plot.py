@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaic.bench.report import check_writable
+from deltaic.extras import how_to_install
 
 
 def plot_library() -> Any:
@@ -15,7 +16,7 @@ def plot_library() -> Any:
     try:
         matplotlib = import_module("matplotlib")
     except ImportError:
-        raise ValueError("plots need matplotlib: pip install 'deltaic[plot]'") from None
+        raise ValueError(f"plots need matplotlib: {how_to_install('plot')}") from None
     matplotlib.use("Agg")
     return import_module("matplotlib.pyplot")
 

@@ -39,7 +39,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise OSError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # the address stands here already
+        raise OSError(f"cannot listen on {host} port {port}: {reason}") from error
 
 
 def address(sock: socket.socket) -> str:
