@@ -19,12 +19,12 @@ namespace deltaic {
 
 // K and V of one full-attention layer, in pages of block_size tokens.
 struct FullAttentionSpec {
-  int block_size = 16;
+  int block_size = 16;  // tokens
   int num_kv_heads = 0;
-  int head_size = 0;
-  int head_size_v = 0;  // 0: head_size
+  int head_size = 0;    // elements of a head of K
+  int head_size_v = 0;  // of V; 0: head_size
   DType dtype = DType::f32;
-  std::optional<std::int64_t> page_size_padded;
+  std::optional<std::int64_t> page_size_padded;  // bytes of a page with padding; none: no padding
 
   // block_size x num_kv_heads x (head_size + head_size_v) x sizeof(dtype), or the padded value. Throws
   // InvalidArgument when the padded value is below the real one.
@@ -33,17 +33,19 @@ struct FullAttentionSpec {
 };
 
 enum class MambaType : std::uint8_t { gdn, mamba2, short_conv };
+// How states of prefixes are kept, in vLLM's words: plan_kv_cache says align with prefix caching, else none. The runner
+// does the same in every mode.
 enum class MambaCacheMode : std::uint8_t { none, align, all };
 
 // The state tensors of one recurrent layer, for one slot.
 struct MambaSpec {
-  int block_size = 256;
-  std::vector<std::vector<std::int64_t>> shapes;  // one a state tensor
+  int block_size = 256;                           // tokens from one kept state to the next
+  std::vector<std::vector<std::int64_t>> shapes;  // one a state tensor: of GDN, conv and then temporal
   std::vector<DType> dtypes;                      // one a state tensor
   MambaType mamba_type = MambaType::gdn;
   MambaCacheMode cache_mode = MambaCacheMode::none;
-  int num_speculative_blocks = 0;
-  std::optional<std::int64_t> page_size_padded;
+  int num_speculative_blocks = 0;                // drafts a step
+  std::optional<std::int64_t> page_size_padded;  // likewise
 
   // Sum of the states' bytes, or the padded value; throws as FullAttentionSpec does.
   std::int64_t page_size_bytes() const;
@@ -74,7 +76,7 @@ struct KVCacheGroupSpec {
 struct KVCacheConfig {
   std::int64_t num_blocks = 0;  // of each attention group, block 0 included
   std::vector<KVCacheGroupSpec> groups;
-  std::optional<int> num_running_slots;  // default: max_num_reqs x (1 + speculative tokens)
+  std::optional<int> num_running_slots;  // state slots of requests that run, one each; none: max_num_reqs
   int num_snapshot_slots = 0;            // state slots of the prefix cache, numbered after the running ones
 };
 
@@ -88,9 +90,9 @@ struct PrefixHit {
 };
 
 struct CacheStats {
-  std::int64_t num_queries = 0;  // find_prefix calls that led to an admission
-  std::int64_t num_query_tokens = 0;
-  std::int64_t num_hit_tokens = 0;
+  std::int64_t num_queries = 0;       // admissions, with a hit or without
+  std::int64_t num_query_tokens = 0;  // known tokens of the requests that were admitted
+  std::int64_t num_hit_tokens = 0;    // of them, those that a hit gave
   std::int64_t num_evicted_blocks = 0;
   std::int64_t num_snapshots = 0;             // published
   std::int64_t num_evicted_snapshots = 0;     // to make room, or because their K/V blocks were evicted
@@ -123,6 +125,7 @@ class CacheManager {
     int first_snapshot_slot = 0;  // = KVCacheConfig::num_running_slots
     bool enable_prefix_caching = true;
   };
+  // Throws InvalidArgument naming the option that is out of range.
   explicit CacheManager(const Options& options);
   ~CacheManager();
   CacheManager(CacheManager&&) noexcept;
@@ -141,13 +144,15 @@ class CacheManager {
   PrefixHit find_prefix(const std::string& req_id) const;
   // Takes the blocks of `hit` (as find_prefix just returned it; {} for none) and new ones, so that the request holds
   // blocks for num_tokens tokens. Returns all its block ids in token order; nullopt when too few can be had, and then
-  // nothing has changed. The request must hold no block yet.
+  // nothing has changed. Throws InvalidArgument for a hit that is stale or longer than num_tokens, and for a request
+  // that is admitted already.
   std::optional<std::vector<int>> admit(const std::string& req_id, const PrefixHit& hit, int num_tokens);
   // Adds blocks so that the request holds blocks for num_tokens tokens; returns the new ids (often none); nullopt as
-  // in admit.
+  // in admit. Throws InvalidArgument for a request that is not admitted.
   std::optional<std::vector<int>> extend(const std::string& req_id, int num_tokens);
   // Publishes the full blocks of the first num_computed_tokens tokens, known tokens only. Call it when the step that
-  // computes them has been scheduled and no further request is admitted to that step.
+  // computes them has been scheduled and no further request is admitted to that step. Throws InvalidArgument for more
+  // tokens than the request holds blocks for.
   void publish(const std::string& req_id, int num_computed_tokens);
   // Gives back all blocks and cancels the reserved snapshots (a preemption, or the end); what was published stays
   // hittable. The tokens are kept.
@@ -155,10 +160,11 @@ class CacheManager {
 
   // A slot for the state after the request's first num_tokens tokens: a multiple of mamba_block_size, within the blocks
   // it holds; tokens that are not known yet (drafts, a step in flight) are fine. nullopt when the index has that
-  // snapshot, another request has reserved it, or no slot can be evicted; the same slot again when asked again.
+  // snapshot, another request has reserved it, or no slot can be evicted; the same slot again when asked again. Throws
+  // InvalidArgument for a num_tokens that is neither.
   std::optional<int> reserve_snapshot(const std::string& req_id, int num_tokens);
   // Makes a reserved snapshot hittable. Its tokens must be known and their K/V blocks published. Throws
-  // InvalidArgument without a reservation (as after release).
+  // InvalidArgument where they are not, and without a reservation (as after release).
   void publish_snapshot(const std::string& req_id, int num_tokens);
   // Gives the slot back. Ignored without a reservation.
   void cancel_snapshot(const std::string& req_id, int num_tokens);
@@ -194,8 +200,8 @@ struct MemoryPlanOptions {
   DType kv_dtype = DType::f32;
   DType conv_state_dtype = DType::f32;
   DType recurrent_state_dtype = DType::f32;
-  std::optional<std::int64_t> num_blocks;  // overrides the division
-  std::optional<int> num_snapshot_slots;   // likewise
+  std::optional<std::int64_t> num_blocks;  // overrides the division; snapshot slots then get all that remains
+  std::optional<int> num_snapshot_slots;   // overrides it likewise
 };
 
 // The KV-cache groups of a model, without any division of memory (num_blocks is 0): one full-attention group, then
@@ -216,13 +222,13 @@ KVCacheConfig plan_kv_cache(const ModelConfig& model, const MemoryPlanOptions& o
 
 // What a KVCacheConfig holds, for the start-up line and `deltaic info`.
 struct CacheCapacity {
-  std::int64_t num_tokens = 0;   // of K/V: (num_blocks - 1) x block_size
-  double max_concurrency = 0.0;  // requests of max_model_len whose K/V fit at once
-  std::int64_t kv_bytes = 0;     // of all attention blocks and layers
-  std::int64_t running_state_bytes = 0;
+  std::int64_t num_tokens = 0;           // of K/V: (num_blocks - 1) x block_size
+  double max_concurrency = 0.0;          // requests of max_model_len whose K/V fit at once
+  std::int64_t kv_bytes = 0;             // of all attention blocks and layers, block 0 and the draft module included
+  std::int64_t running_state_bytes = 0;  // with replay rows
   std::int64_t snapshot_bytes = 0;
 };
-// num_running_slots must be set when there is a GDN group.
+// Throws InvalidArgument for max_model_len < 1, and where there is a GDN group and num_running_slots is not set.
 CacheCapacity cache_capacity(const KVCacheConfig& config, int max_model_len);
 
 }  // namespace deltaic

@@ -33,7 +33,8 @@ struct RopeConfig {
   std::array<int, 3> mrope_section{};
 };
 
-// What a Hugging Face config.json says of the text model. Plain data; parse_model_config fills and checks it.
+// What a Hugging Face config.json says of the text model; docs/models.md, "Configuration" has the keys and their
+// defaults. Plain data; parse_model_config fills and checks it.
 struct ModelConfig {
   Architecture architecture = Architecture::qwen3;
   int vocab_size = 0;
@@ -71,7 +72,7 @@ struct ModelConfig {
   int shared_expert_intermediate_size = 0;
   bool norm_topk_prob = false;
 
-  int num_mtp_layers = 0;  // layers of the draft module; 0 without one
+  int num_mtp_layers = 0;  // layers of the draft module as announced; count_draft_layers says what there is
 
   bool is_hybrid_family() const { return architecture >= Architecture::qwen3_next; }
   bool norm_is_zero_centred() const { return is_hybrid_family(); }
@@ -95,7 +96,8 @@ struct ParallelConfig {
 // InvalidArgument naming the field for missing, contradictory or out-of-range values, Unsupported for an
 // architecture or an option that deltaic does not have.
 ModelConfig parse_model_config(std::string_view json);
-// `path`: a checkpoint folder, or a config.json. Throws InvalidArgument when it cannot be read.
+// `path`: a checkpoint folder, or a config.json. Throws as parse_model_config, naming the file, and InvalidArgument
+// when it cannot be read.
 ModelConfig load_model_config(const std::filesystem::path& path);
 // Layers of the draft module (mtp.layers.*) that a checkpoint folder has, whatever its config.json says. Throws
 // InvalidArgument when the folder has no readable weights.

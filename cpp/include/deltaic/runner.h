@@ -22,13 +22,14 @@ using TensorMap = std::map<std::string, TensorView>;
 
 struct RunnerOptions {
   Device device;
-  DType dtype = DType::f32;  // CUDA: of weights and activations, f32 | bf16 | f16. The CPU computes in f32
-  int max_num_reqs = 32;
-  int max_model_len = 4096;
-  int max_num_batched_tokens = 2048;
-  int num_speculative_tokens = 0;
-  int num_threads = 0;  // CPU; 0: all that this process may use
-  // The last input id of a decode row comes from last_sampled_tokens, which never leaves the device.
+  DType dtype = DType::f32;           // CUDA: of weights and activations, f32 | bf16 | f16. The CPU computes in f32
+  int max_num_reqs = 32;              // live at once; on CUDA at most 1024
+  int max_model_len = 4096;           // tokens of one request, prompt and output
+  int max_num_batched_tokens = 2048;  // of one step
+  int num_speculative_tokens = 0;     // the most drafts of a request in a step; with a draft group, also made
+  int num_threads = 0;                // CPU; 0: all that this process may use
+  // The last input id of a decode is what the step before sampled, whatever the SchedulerOutput says or does not know
+  // yet: a step can be enqueued before the output of the last one is read.
   bool async_input_combine = false;
   // Fills KV and state caches with NaN at start-up: results must not change. For tests.
   bool poison_caches = false;
@@ -40,7 +41,7 @@ struct RunnerOptions {
 };
 
 // The tokens of a step that may still run. get_output() may be called once, from the thread that drives the runner; it
-// waits for the step.
+// waits for the step. Throws InvalidArgument for a second call.
 class AsyncModelRunnerOutput {
  public:
   explicit AsyncModelRunnerOutput(ModelRunnerOutput output);
@@ -54,16 +55,16 @@ class AsyncModelRunnerOutput {
 
 // What the last step ran on, for tests and debugging.
 struct StepInputs {
-  std::vector<std::int32_t> input_token_ids;
-  std::vector<std::int64_t> positions;
-  std::vector<std::int32_t> query_start_loc;
-  std::vector<std::int32_t> logits_indices;
+  std::vector<std::int32_t> input_token_ids;  // [num_tokens]
+  std::vector<std::int64_t> positions;        // [num_tokens]
+  std::vector<std::int32_t> query_start_loc;  // [num_reqs + 1]
+  std::vector<std::int32_t> logits_indices;   // [num_reqs]: the row of each request's last token
 };
 struct AttentionMetadataView {
-  std::vector<std::int32_t> seq_lens;
+  std::vector<std::int32_t> seq_lens;     // [num_reqs]
   std::vector<std::int32_t> block_table;  // [num_reqs, row_stride]
   std::int64_t block_table_row_stride = 0;
-  std::vector<std::int64_t> slot_mapping;
+  std::vector<std::int64_t> slot_mapping;  // [num_tokens]
 };
 struct GdnMetadataView {
   int num_decodes = 0;       // without drafts
@@ -101,27 +102,31 @@ struct DenseDraftOutput {
 class InputBatch;
 class StepHook;  // deltaic/step_hook.h
 
-// Runs one model: a SchedulerOutput in, sampled tokens out. Not thread-safe.
+// Runs one model: a SchedulerOutput in, sampled tokens out. Not thread-safe. Views and references that it returns are
+// valid as long as it is, those of a step until the next one.
 class ModelRunner {
  public:
-  // Reads a checkpoint folder. Throws InvalidArgument, Unsupported or OutOfMemory.
+  // Reads a checkpoint folder. Throws InvalidArgument for options, groups, a config or tensors that do not fit,
+  // Unsupported for what this version or build does not have, OutOfMemory, DeviceError.
   ModelRunner(const std::filesystem::path& checkpoint, const KVCacheConfig& kv_cache, const RunnerOptions& options);
-  // Takes the weights from memory.
+  // Takes the weights from memory, under the names of a checkpoint. Throws likewise.
   ModelRunner(const ModelConfig& model, const TensorMap& tensors, const KVCacheConfig& kv_cache,
               const RunnerOptions& options);
   ~ModelRunner();
   ModelRunner(ModelRunner&&) noexcept;
   ModelRunner& operator=(ModelRunner&&) noexcept;
 
-  // Applies the step to the batch and enqueues its forward. Returns nothing when a forward ran; an output without
-  // tokens when nothing was scheduled.
+  // Applies the step to the batch and runs its forward; on CUDA it enqueues alone. Returns nothing when there was a
+  // forward; an output without tokens when nothing was scheduled. Throws InvalidArgument for a step that contradicts
+  // itself, the batch or the options: nothing has changed then.
   std::optional<ModelRunnerOutput> execute_model(const SchedulerOutput& input);
   // Calls `hook` around each forward from now on; null: none. Throws InvalidArgument for a hidden_layer() that the
   // model does not have, Unsupported on CUDA and with num_speculative_tokens.
   void set_step_hook(std::shared_ptr<StepHook> hook);
-  // Samples from the last forward, and waits.
+  // Samples from the last forward, and waits. Throws InvalidArgument where no forward waits for it.
   ModelRunnerOutput sample_tokens();
-  // The same without waiting. last_sampled_tokens is set when this returns.
+  // The same without waiting; the CPU has done its work when this returns. The next step may be enqueued before
+  // get_output() is called.
   AsyncModelRunnerOutput sample_tokens_async();
 
   const ModelConfig& model_config() const;
@@ -131,15 +136,16 @@ class ModelRunner {
   int full_attn_group_id() const;
   int gdn_group_id() const;  // -1 without one
   std::int64_t num_blocks() const;
-  std::int64_t fa_page_size_bytes() const;
-  int num_state_slots() const;
-  std::int64_t weight_bytes() const;
+  std::int64_t fa_page_size_bytes() const;  // of the attention group's spec
+  int num_state_slots() const;              // running and snapshot slots
+  std::int64_t weight_bytes() const;        // the draft module's included
   std::int64_t cache_bytes() const;
   static bool supports_async() { return true; }
 
+  // In memory of the device, of the dtype of the spec.
   struct LayerKvCache {
     TensorView k, v;  // [num_blocks, block_size, num_kv_heads, head_dim]; the block stride honours padding
-    int layer = 0;
+    int layer = 0;    // of the model
   };
   struct LayerStateCache {
     TensorView conv;      // [num_slots, conv_dim, K - 1 + num_speculative_tokens]
@@ -157,11 +163,13 @@ class ModelRunner {
   const AttentionMetadataView& last_attn_meta() const;
   const GdnMetadataView& last_gdn_meta() const;
 
-  // positions: [num_streams, num_tokens] with 1 or 3 streams, row after row; empty: 0, 1, 2, ...
+  // Blocks; steps in flight and their caches are left alone.
+  //   positions  [num_streams, num_tokens] with 1 or 3 streams, row after row; empty: 0, 1, 2, ...
+  // Throws InvalidArgument for no tokens, an id outside the vocabulary, or positions that do not fit.
   DenseForwardOutput dense_forward(std::span<const std::int32_t> token_ids, bool with_hidden = false,
                                    std::span<const std::int64_t> positions = {});
-  // A chain of num_drafts greedy drafts behind token_ids and next_token, which the model chose. Needs num_drafts > 0
-  // and a draft group.
+  // A chain of num_drafts greedy drafts behind token_ids and next_token, which the model chose. Throws InvalidArgument
+  // likewise, and without a draft group or for num_drafts < 1.
   DenseDraftOutput dense_draft(std::span<const std::int32_t> token_ids, std::int32_t next_token, int num_drafts);
 
  private:

@@ -26,9 +26,9 @@ struct NewRequestData {
 // What changed for the requests that the runner knows. Parallel arrays.
 struct CachedRequestData {
   std::vector<std::string> req_ids;
-  std::vector<int> num_computed_tokens;
-  std::vector<int> num_output_tokens;
-  // Blocks to append, a list a group; nullopt: none.
+  std::vector<int> num_computed_tokens;  // before this step
+  std::vector<int> num_output_tokens;    // that the scheduler knows of; or empty: all that the runner has
+  // Blocks to append, a list a group; nullopt: none. Or empty: none for anyone.
   std::vector<std::optional<std::vector<std::vector<int>>>> new_block_ids;
   // Ids whose blocks replace the row's instead of being appended. Our scheduler sends them as new instead.
   std::vector<std::string> resumed_req_ids;
@@ -60,7 +60,7 @@ struct SchedulerOutput {
   std::vector<StateCopy> state_copies;
 };
 
-// Log probabilities of one token position, taken from the raw logits. The first entry is the token itself; the
+// Natural log probabilities of one token position, taken from the raw logits. The first entry is the token itself; the
 // others are the top ones, best first (the token may be among them again).
 struct TokenLogprobs {
   std::vector<std::int32_t> token_ids;
@@ -71,7 +71,8 @@ struct TokenLogprobs {
 struct ModelRunnerOutput {
   std::vector<std::string> req_ids;  // in batch order
   std::map<std::string, int> req_id_to_index;
-  std::vector<std::vector<std::int32_t>> sampled_token_ids;  // a list a request; empty for a partial prefill
+  // A list a request: empty for a partial prefill and for a failed request, several where drafts were accepted.
+  std::vector<std::vector<std::int32_t>> sampled_token_ids;
   // What the draft module puts behind them, a list a request; empty where it does not run.
   std::vector<std::vector<std::int32_t>> draft_token_ids;
   // Where asked for: a list a request, an entry a sampled token.

@@ -39,7 +39,8 @@ class StepHook {
 
   // Whether before_forward fills inputs_embeds; else the model embeds the input ids.
   virtual bool fills_embeddings() const { return false; }
-  // A further hidden state to see: 0 is the embedding output, i + 1 the residual stream after layer i; -1 is none.
+  // A further hidden state to see: 0 is the embedding output, i + 1 the residual stream after layer i, num_layers + 1
+  // the output of the final norm; -1 is none.
   virtual int hidden_layer() const { return -1; }
 
   virtual void before_forward(const StepView&) {}
