@@ -2,8 +2,9 @@
 //   One block is a key/value head of a request and 128 of its query rows (row r is token r / group, head r % group, so
 //   that a group shares keys and values); blocks with the most keys come first. One warp copies boxes of keys and
 //   values into two stages; two warpgroups of 64 rows compute S = Q K^T and O += P V with wgmma, S of the next tile of
-//   keys running beside the softmax of this one. Tiles of keys begin at key 0 for every row, in order. bound by the
-//   tensor cores: 4 * head_dim operations a visible key and row source: Shah et al., FlashAttention-3, 2024
+//   keys running beside the softmax of this one. Tiles of keys begin at key 0 for every row, in order.
+//   bound by the tensor cores: 4 * head_dim operations a visible key and row
+//   source: Shah et al., FlashAttention-3, 2024
 #include <cmath>
 
 #include "cuda/attention/attention_params.h"

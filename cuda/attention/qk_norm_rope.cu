@@ -1,7 +1,7 @@
 // RMS norm and rotary embedding of queries and keys, and the store of keys and values in the cache.
 //   a warp is a head of a token (queries, then keys, then values), a block kWarps heads of one token, which share
-//   cosines and sines; a row is read once, in 16-byte pieces where it is aligned bound by memory: reads and writes q
-//   and k, reads v, writes both caches      source: Su et al. 2021, eq. 34
+//   cosines and sines; a row is read once, in 16-byte pieces where it is aligned
+//   bound by memory: reads and writes q and k, reads v, writes both caches      source: Su et al. 2021, eq. 34
 #include <cstring>
 
 #include "cpp/src/ops/rotary.h"

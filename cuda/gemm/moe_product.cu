@@ -1,10 +1,11 @@
 // Grouped matrix products of a mixture of experts on tensor cores (wgmma, sm_90a).
 //   persistent clusters of one or two blocks take tiles of an expert's pairs by 256 rows of weights (up: 128 of the
 //   gate and the same 128 of the up matrix, so that a thread holds both and stores silu(gate) * up). Blocks of a
-//   cluster share the weights, each copies half of them for both, and have half of the pairs each weights are the left
-//   factor: two warpgroups of 128 rows by as many pairs as there are, in steps of 16 or 32, so that few products are of
-//   nothing a warpgroup copies, kStages steps of 64 columns ahead, across tiles: rows of x are gathered, weights are
-//   boxes bound by the experts' weights up to about 2k tokens of 256 experts, then by tensor cores
+//   cluster share the weights, each copies half of them for both, and have half of the pairs each
+//   weights are the left factor: two warpgroups of 128 rows by as many pairs as there are, in steps of 16 or 32, so
+//   that few products are of nothing
+//   a warpgroup copies, kStages steps of 64 columns ahead, across tiles: rows of x are gathered, weights are boxes
+//   bound by the experts' weights up to about 2k tokens of 256 experts, then by tensor cores
 #include "cuda/gemm/moe_product.h"
 
 #include <cooperative_groups.h>

@@ -1,7 +1,7 @@
 // Norm, router and choice of the experts for 1 to 16 tokens.
 //   a cluster of 16 blocks shares the experts out, kTiles tiles of 8 rows a block, which are in shared memory before
-//   the wait for the previous kernel; warps split the columns; products are those of tile_stream.cuh logits
-//   go to the block of their token, whose first warp chooses
+//   the wait for the previous kernel; warps split the columns; products are those of tile_stream.cuh
+//   logits go to the block of their token, whose first warp chooses
 //   what a token gets does not depend on the others; bound by latency
 #include <cooperative_groups.h>
 

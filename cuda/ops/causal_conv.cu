@@ -1,8 +1,8 @@
 // Depthwise causal convolution over packed sequences, then SiLU, and the conv state (docs/models.md,
 // "Causal convolution").
 //   a block: a tile of kTile tokens of one sequence x kThreads vectors of channels; a thread slides over its tokens
-//   with the last inputs in registers; the thread that reads a conv state also writes it, so that no two blocks meet
-//   there bound by memory: reads and writes a row of conv_dim channels a token
+//   with the last inputs in registers; the thread that reads a conv state also writes it: no two blocks meet there
+//   bound by memory: reads and writes a row of conv_dim channels a token
 #include "cpp/src/ops/gated_delta_net.h"
 
 #include "cuda/device/convert.cuh"

@@ -2,8 +2,9 @@
 //   o = e^g (S q) + u (k q): both products of the old state in one pass, so a state is read and written once
 //   few sequences, here: a cluster of r x kSplit blocks a (sequence, key head), so that the whole chip reads; the r
 //   value heads of a key head share its conv channels, which one block of the cluster writes after all have read them;
-//   a warp a state row, 4 columns a lane; states are loaded before the wait for the projections many:
-//   gdn_decode_stream.cu bound by memory: 2 x num_value_heads x 128 x 128 x sizeof(state) bytes a sequence
+//   a warp a state row, 4 columns a lane; states are loaded before the wait for the projections
+//   many: gdn_decode_stream.cu
+//   bound by memory: 2 x num_value_heads x 128 x 128 x sizeof(state) bytes a sequence
 #include <cooperative_groups.h>
 
 #include "cpp/src/check.h"

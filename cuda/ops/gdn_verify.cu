@@ -2,7 +2,8 @@
 //   few sequences, here: a cluster of r x kSplit blocks a (sequence, key head), as in gdn_decode.cu: the r value heads
 //   of a key head share its conv channels; 8 lanes a state row, of which all tokens find the state in registers before
 //   the wait for the projections: the state is loaded, the tokens that the last step accepted are repeated from their
-//   rows, and the state is written back; the tokens of this step write none, but their rows many: gdn_verify_many.cu
+//   rows, and the state is written back; the tokens of this step write none, but their rows
+//   many: gdn_verify_many.cu
 //   bound by memory: 2 x num_value_heads x 128 x 128 x sizeof(state) bytes a sequence, and the rows; by latency here
 #include <cooperative_groups.h>
 

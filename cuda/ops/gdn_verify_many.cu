@@ -3,8 +3,8 @@
 //   workspace, also k and decay of the last step's rows, which it overwrites with those of this step
 //   verify_kernel, a block a (sequence, value head): its state is loaded while the other kernel runs, 8 lanes a row,
 //   and stays in registers: the tokens that the last step accepted are repeated, the state is written back, and the
-//   tokens of this step go on from it; they write no states, but their updates bound by memory: 2 x num_value_heads x
-//   128 x 128 x sizeof(state) bytes a sequence, and the rows
+//   tokens of this step go on from it; they write no states, but their updates
+//   bound by memory: 2 x num_value_heads x 128 x 128 x sizeof(state) bytes a sequence, and the rows
 #include "cpp/src/check.h"
 #include "cuda/handles.h"
 #include "cuda/launch.cuh"

@@ -2,10 +2,11 @@
 // (sm_90a).
 //   a block has kGdnRows rows of the state of a (sequence, value head); two are a cluster and share the tiles of a
 //   chunk, of which each loads a half for both. Clusters of four would leave multiprocessors without work: 30 fit an
-//   H200, and a model has 32 heads one warpgroup keeps the state, transposed, as the sums of products; its rounded copy
-//   in shared memory is a factor of the next chunk. Another takes that and the values and computes the output. One warp
-//   loads bound by the latency of a chunk (two products in a row, each waiting for what the one before left in shared
-//   memory) times the chunks of the longest sequence, then by the copies into a block, 60 KiB a chunk
+//   H200, and a model has 32 heads
+//   one warpgroup keeps the state, transposed, as the sums of products; its rounded copy in shared memory is a factor
+//   of the next chunk. Another takes that and the values and computes the output. One warp loads
+//   bound by the latency of a chunk (two products in a row, each waiting for what the one before left in shared memory)
+//   times the chunks of the longest sequence, then by the copies into a block, 60 KiB a chunk
 #include <cooperative_groups.h>
 
 #include "cuda/device/bulk_copy.cuh"
