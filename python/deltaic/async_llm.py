@@ -170,14 +170,17 @@ class AsyncLLM:
 
     @property
     def model_folder(self) -> Path:
+        """Return the checkpoint folder that `model` stands for."""
         return self._text.model_folder
 
     @property
     def max_model_len(self) -> int:
+        """Return how many tokens one request may have, prompt and output."""
         return self._text.max_model_len
 
     @property
     def inputs(self) -> InputProcessor:
+        """Return what makes the inputs of submit: inputs.process(prompt, params)."""
         return self._text.inputs
 
     @property
@@ -191,9 +194,11 @@ class AsyncLLM:
         return self._text.tokenizer is not None
 
     def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer; ValueError for a checkpoint without one."""
         return self._text.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
+        """Return what applies when no SamplingParams are given: those of the model's generation_config.json."""
         return self._text.default_params
 
     @property
@@ -224,6 +229,7 @@ class AsyncLLM:
 
     @property
     def scheduler_config(self) -> SchedulerConfig:
+        """Return the sizes of steps and requests that the engine runs with."""
         return self._text.engine.scheduler_config
 
     def check_health(self) -> None:
@@ -243,8 +249,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one prompt or conversation, of the kind that the parameters' output_kind says.
 
-        Cancelling, or closing the iterator, aborts the request. ValueError, TypeError or Unsupported for what is
-        wrong with it; QueueFull, EngineStopped, RequestFailed.
+        chat_options are those of LLM.chat, for a conversation alone; the lowest priority runs first, with
+        scheduling_policy "priority". Cancelling, or closing the iterator, aborts the request. ValueError, TypeError or
+        Unsupported for what is wrong with it; QueueFull, EngineStopped, RequestFailed.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         given = await asyncio.to_thread(self._process, prompt, params, chat_options)
@@ -266,7 +273,10 @@ class AsyncLLM:
     async def submit(
         self, inputs: Sequence[EngineInput], *, request_id: str | None = None, priority: int = 0
     ) -> OutputStream:
-        """Queue all of `inputs` (made by .inputs.process) or none; return their outputs to come."""
+        """Queue all of `inputs` (made by .inputs.process) or none; return their outputs to come.
+
+        ValueError for a request_id that is in use; QueueFull, EngineStopped.
+        """
         name = f"request-{next(self._next_id)}" if request_id is None else request_id
         request_ids = [name] if len(inputs) == 1 else [f"{name}-{i}" for i in range(len(inputs))]
         stream = OutputStream(request_ids, self._abort_soon)

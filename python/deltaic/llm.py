@@ -73,17 +73,21 @@ class LLM:
 
     @property
     def max_model_len(self) -> int:
+        """Return how many tokens one request may have, prompt and output."""
         return self._text.max_model_len
 
     @property
     def model_folder(self) -> Path:
+        """Return the checkpoint folder that `model` stands for."""
         return self._text.model_folder
 
     @property
     def engine(self) -> Engine:
+        """Return the engine below, for measurements; its interface is not public."""
         return self._text.engine
 
     def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer; ValueError for a checkpoint without one, which takes token ids alone."""
         return self._text.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -91,7 +95,10 @@ class LLM:
         return self._text.default_params
 
     def get_metrics(self) -> dict[str, int | float]:
-        """Return gauges of now and counters since the start, by name."""
+        """Return gauges of now and counters since the start, by name.
+
+        kv_cache_usage is a share from 0 to 1, prefix_cache_queries and prefix_cache_hits count tokens.
+        """
         stats = self._text.engine.stats()
         cache = stats.cache
         return {
@@ -127,8 +134,9 @@ class LLM:
 
         A prompt is a string or {"prompt_token_ids": [...]}. One SamplingParams serves all prompts, a list has one for
         each; None takes the model's defaults, while given ones are taken as they stand. All prompts are checked before
-        any runs: the error names the index of the first that is wrong. A request that fails later has
-        finish_reason "error", warns, and leaves the others alone. progress: None shows a bar on a terminal.
+        any runs: ValueError, TypeError or Unsupported names the index of the first that is wrong. A request that fails
+        later has finish_reason "error", warns, and leaves the others alone. `priority` has an integer for each prompt;
+        with scheduling_policy "priority" the lowest runs first. progress: None shows a bar on a terminal.
         """
         if isinstance(prompts, (str, Mapping)):
             return self._run(
@@ -158,7 +166,8 @@ class LLM:
 
         chat_template is the source of a template to use instead of the model's; chat_template_kwargs are what it
         reads beside the messages (enable_thinking, say). continue_final_message lets the model go on with the last
-        message instead of answering it.
+        message instead of answering it. Checks and errors are those of generate; ValueError for a model without a
+        template when none is given.
         """
         several = bool(_as_list("messages", "messages", messages)) and not isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])

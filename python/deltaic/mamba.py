@@ -79,7 +79,7 @@ def get_conv_copy_spec(
 def get_temporal_copy_spec(
     state: Any, block_ids: Sequence[int], cur_block_idx: int, num_accepted_tokens: int
 ) -> MambaCopySpec:
-    """Find the temporal state after num_accepted_tokens tokens: a whole block, that many columns on."""
+    """Find the temporal state after num_accepted_tokens tokens: a whole block, num_accepted_tokens - 1 columns on."""
     info = _core.array_info(state)
     start = _block_address(info, block_ids, cur_block_idx + num_accepted_tokens - 1)
     return MambaCopySpec(start, int(np.prod(info.shape[1:], dtype=np.int64)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log probability of one token at one position, by the raw logits."""
+    """The natural log probability of one token at one position, by the raw logits."""
 
     logprob: float
     rank: int | None = None  # 1: the likeliest
@@ -34,6 +34,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
+        """Return whether nothing more will come."""
         return self.finish_reason is not None
 
 
@@ -49,6 +50,7 @@ class RequestMetrics:
 
     @property
     def time_to_first_token(self) -> float | None:
+        """Return the seconds from the arrival to the first token; None before it."""
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
     @property

@@ -149,10 +149,12 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
+        """Return whether the likeliest token is always chosen."""
         return self.temperature == 0.0
 
     @property
     def stop_strings(self) -> list[str]:
+        """Return `stop` as a list."""
         return [] if self.stop is None else list(self.stop)
 
     @classmethod

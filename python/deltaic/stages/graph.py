@@ -95,9 +95,11 @@ class StageGraph:
         return self._by_name[name]
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
+        """Return the edges that a stage feeds."""
         return tuple(edge for edge in self.edges if edge.source == name)
 
     def incoming(self, name: str) -> tuple[Edge, ...]:
+        """Return the edges that feed a stage."""
         return tuple(edge for edge in self.edges if edge.target == name)
 
     def is_producer(self, name: str) -> bool:

@@ -64,11 +64,11 @@ class Preprocessed:
 class StepMetadata:
     """What a model is told before the forward, rows in batch order."""
 
-    req_ids: tuple[str, ...]
-    ids: IntArray
-    positions: npt.NDArray[np.int64]
-    embeds: FloatArray
-    query_start_loc: IntArray
+    req_ids: tuple[str, ...]  # one a row
+    ids: IntArray  # [num_tokens]
+    positions: npt.NDArray[np.int64]  # [num_tokens]
+    embeds: FloatArray  # [num_tokens, hidden_size]
+    query_start_loc: IntArray  # [num_rows + 1]: where the tokens of a row start
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,13 @@ class StageModel:
     traits: Traits = field(default_factory=Traits)
 
     def preprocess(self, row: _core.StepRow, ids: IntArray, payload: Payload) -> Preprocessed:
-        """Make the embeddings of one row."""
+        """Make the embeddings of one row, of ids [row.num_tokens]."""
         raise NotImplementedError
 
     def preprocess_decodes(
         self, rows: Sequence[_core.StepRow], ids: IntArray, payloads: Sequence[Payload]
     ) -> Preprocessed:
-        """Make the embeddings of neighbouring decode rows, one token each."""
+        """Make the embeddings of neighbouring decode rows, one token each; ids [num_rows], payloads one a row."""
         raise NotImplementedError
 
     def predict_codes(self, inputs: PredictorInputs) -> tuple[FloatArray, IntArray]:
@@ -114,7 +114,7 @@ class StageModel:
     def postprocess(self, row: _core.StepRow, hidden: FloatArray, payload: Payload) -> Any:
         """Return what the forward of one row gives: hidden states, or a StageOutput with a payload for the next stage.
 
-        hidden is memory of the step; what is to be kept must be copied.
+        hidden [row.num_tokens, hidden_size] is memory of the step; what is to be kept must be copied.
         """
         raise NotImplementedError
 

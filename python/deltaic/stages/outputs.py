@@ -74,4 +74,5 @@ class StepOutputs:
         return OutputRows(self._step, tuple(req_ids), {name: array[:count] for name, array in side.items()})
 
     def is_valid(self, view: OutputRows) -> bool:
+        """Return whether the arrays of a view still hold its step."""
         return self._step - view.step < 2

@@ -38,6 +38,7 @@ class PayloadBuffers:
         return self._payloads.setdefault(req_id, {})
 
     def get(self, req_id: str) -> Payload | None:
+        """Return the payload of a request; None for an unknown one."""
         return self._payloads.get(req_id)
 
     def __contains__(self, req_id: str) -> bool:

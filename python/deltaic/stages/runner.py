@@ -175,12 +175,18 @@ class StageRunner(_core.StageRunner):
                 self._fail(delivery.id, delivery.error or "the stage before it was cancelled")
 
     def has_batched_hook(self) -> bool:
+        """Return whether the model takes decode rows together."""
         return self._has_batched_hook
 
     def has_predictor(self) -> bool:
+        """Return whether the model predicts codes."""
         return self.predictor is not None
 
     def preprocess_rows(self, rows: list[_core.StepRow], is_batched: bool, ids: Any, embeds: Any) -> str | None:
+        """Run the model's hook over neighbouring rows and write ids [num_tokens] and embeds [num_tokens, hidden_size].
+
+        Returns why the hook failed, or None; ValueError for a result of another shape.
+        """
         payloads = [self._payload_of(row) for row in rows]
         try:
             if is_batched:
@@ -205,6 +211,7 @@ class StageRunner(_core.StageRunner):
         return None
 
     def predict_rows(self, rows: list[_core.StepRow], embeds: Any) -> None:
+        """Run the code predictor for preprocessed rows and write the next embeddings [num_rows, hidden_size]."""
         predictor = self.predictor
         assert predictor is not None
         for index, row in enumerate(rows):
@@ -225,6 +232,7 @@ class StageRunner(_core.StageRunner):
             self._staged[req_id].codes = codes[index : index + 1]
 
     def commit_rows(self, rows: list[_core.StepRow]) -> None:
+        """Merge what the hooks made of rows, codes included, into their requests' payloads."""
         section, name = self.model.traits.codes_key
         for row in rows:
             one = self._staged[row.req_id]

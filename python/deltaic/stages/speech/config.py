@@ -54,7 +54,7 @@ class SpeechConfig:
     speakers: Mapping[str, int]
     languages: Mapping[str, int]
     dialects: Mapping[str, str] = field(default_factory=dict)  # speaker -> language that "auto" means
-    sample_rate: int = 24000
+    sample_rate: int = 24000  # samples per second
     thinker_folder: Path | None = None  # a text model that writes what is spoken
     hidden_layer: int = -1  # of the thinker, for the talker
 
@@ -65,6 +65,7 @@ class SpeechConfig:
 
     @property
     def frames_per_second(self) -> float:
+        """Return how many frames of codes make a second of sound."""
         rates = (*self.codec.upsampling_ratios, *self.codec.upsample_rates)
         return self.sample_rate / math.prod(rates)
 

@@ -25,19 +25,19 @@ class SpeechParams:
     """How an utterance is made. Raises ValueError naming the field and the number.
 
     The same seed gives the same codes and samples, alone, in any batch and in any chunks; without one each utterance
-    is drawn anew.
+    is drawn anew. A frame is 1 / SpeechConfig.frames_per_second seconds of sound.
     """
 
     voice: Voice = field(default_factory=Voice)
-    language: str = "auto"
-    instruct: str = ""
+    language: str = "auto"  # or one of SpeechConfig.languages
+    instruct: str = ""  # how to speak, in words
     whole_text_first: bool = False  # all text in the prompt, instead of a token a frame
-    do_sample: bool = True
+    do_sample: bool = True  # the first code of a frame; False: the likeliest
     temperature: float = 0.9
     top_k: int = 50
     top_p: float = 1.0
     repetition_penalty: float = 1.05
-    min_frames: int = 2
+    min_frames: int = 2  # no end before
     max_frames: int = 4096
     codes_do_sample: bool = True  # the residual codes
     codes_temperature: float = 0.9
@@ -95,6 +95,7 @@ class SpeechParams:
                 raise ValueError(f"{name} is given, but a pipeline with a thinker takes a speaker alone")
 
     def with_fields(self, **fields: Any) -> SpeechParams:
+        """Return the same with some fields changed."""
         return replace(self, **fields)
 
     def talker_params(self, codebook_size: int, eos_id: int) -> SamplingParams:
@@ -113,6 +114,7 @@ class SpeechParams:
         )
 
     def code_sampling(self) -> _core.CodeSampling:
+        """Return how the residual codes of a frame are chosen."""
         return _core.CodeSampling(
             do_sample=self.codes_do_sample,
             temperature=self.codes_temperature,

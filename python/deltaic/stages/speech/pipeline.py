@@ -48,8 +48,11 @@ NO_SOUND: FloatArray = np.zeros(0, np.float32)
 class SpeechPipeline:
     """A checkpoint that speaks, loaded. Not thread-safe: add, step until nothing is left, read the chunks.
 
-    A stage that fails ends the requests it was running, with an error; the others go on. Every request ends by its
-    deadline. `chunk` says when frames are decoded: Full() gives one chunk at the end.
+    A stage that fails ends the requests it was running, with an error; the others go on. Every request ends within
+    timeout_s, sooner when a stage waits for stall_timeout_s in vain; None: no such limit. `chunk` says when
+    frames are decoded: Full() gives one chunk at the end. max_frames and max_prompt_len (tokens) bound a request,
+    max_num_seqs and max_num_batched_tokens a step of a stage. With memory_bytes, MemoryError names the stages when
+    they need more. ValueError for a checkpoint that does not speak, Unsupported for a device other than the CPU.
     """
 
     def __init__(
@@ -174,6 +177,7 @@ class SpeechPipeline:
             self._start_talker(utterance.key, prompt.rows, prompt.text, prompt.pad, params)
 
     def default_params(self) -> SpeechParams:
+        """Return what applies when no SpeechParams are given."""
         return SpeechParams(max_frames=self.max_frames)
 
     def cancel(self, request_id: str) -> None:
@@ -183,6 +187,7 @@ class SpeechPipeline:
             self._end(utterance, "abort", None)
 
     def has_unfinished_requests(self) -> bool:
+        """Return whether step() has something to run or to return."""
         return bool(self._live) or bool(self._ready)
 
     def stream(self, text: str, params: SpeechParams | None = None) -> Iterator[AudioChunk]:

@@ -21,7 +21,7 @@ AudioFinishReason = Literal["stop", "length", "error", "abort"]
 
 @dataclass(slots=True)  # not frozen: a step makes one for each request that writes, and frozen costs four times as much
 class AudioChunk:
-    """What is new of an utterance: samples, f32 in [-1, 1], or text that the thinker wrote.
+    """What is new of an utterance: samples, f32 in [-1, 1] at SpeechConfig.sample_rate, or text that the thinker wrote.
 
     Exactly one is final, the last; it may hold neither.
 
