@@ -94,7 +94,9 @@ DELTAIC_INLINE float out_of(const Step& step, float dot_q, float update) {
 template <int N, int R>
 void rows_in_registers(const DeltaArgs& args, int row) {
   Vec s[R][N];
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
     for (int i = 0; i < N; ++i) s[r][i] = load(args.state + (row + r) * args.key_dim + i * kLanes);
   const float *q = args.q, *k = args.k, *v = args.v + row, *scalars = args.scalars, *gates = args.gates;
   float *out = args.out + row, *updates = args.updates == nullptr ? nullptr : args.updates + row;
@@ -103,6 +105,7 @@ void rows_in_registers(const DeltaArgs& args, int row) {
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
       const Vec kv = load(k + i * kLanes), qv = load(q + i * kLanes);
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         dot_k[r] = fma(s[r][i], kv, dot_k[r]);
         dot_q[r] = fma(s[r][i], qv, dot_q[r]);
@@ -112,6 +115,7 @@ void rows_in_registers(const DeltaArgs& args, int row) {
     const Step step = step_of(scalars, gates);
     float factor[R];
     Vec update[R];
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       factor[r] = update_of(step, sums_k[r], v[r]);
       update[r] = splat(factor[r]);
@@ -120,18 +124,23 @@ void rows_in_registers(const DeltaArgs& args, int row) {
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
       const Vec kv = load(k + i * kLanes);
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) s[r][i] = fma(kv, update[r], s[r][i] * decay);
     }
     const Vec4 sums_q = sum4(dot_q[0], dot_q[1], dot_q[2], dot_q[3]);
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) out[r] = out_of(step, sums_q[r], factor[r]);
     if (updates != nullptr) {
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) updates[r] = factor[r];
       updates += args.updates_stride;
     }
     q += args.stride, k += args.stride, v += args.stride;
     scalars += args.scalars_stride, gates += args.gates_stride, out += args.out_stride;
   }
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
     for (int i = 0; i < N; ++i) store(args.state + (row + r) * args.key_dim + i * kLanes, s[r][i]);
 }
 
