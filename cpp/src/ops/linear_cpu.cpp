@@ -8,7 +8,7 @@ namespace deltaic::cpu {
 namespace {
 
 // Up to so many rows of x, W is read from memory about once: the longer a task's stretch of it, the better it streams.
-constexpr std::int64_t kFewTokens = 16;
+constexpr std::int64_t kFewTokens = 32;
 constexpr std::int64_t kStreamBytes = 256 * 1024;
 // With more, the rows of W a task that L2 holds, and the rows of x when W alone does not keep the threads busy.
 constexpr std::int64_t kWeightRows = 64, kInputRows = 48;

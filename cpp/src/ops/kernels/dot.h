@@ -35,14 +35,10 @@ DELTAIC_INLINE void dot_tile(const char* const (&w)[4], const float* const* x, i
   };
   int64_t k = 0;
   if constexpr (Prefetch) {
-    constexpr int kLine = 64 / W::kBytes;  // elements of a cache line
-    constexpr int kSteps = kLine > kLanes ? kLine : kLanes;
-    for (; k + kSteps <= n; k += kSteps) {
+    for (; k + kLanes <= n; k += kLanes) {
 #pragma GCC unroll 4
       for (int r = 0; r < 4; ++r) __builtin_prefetch(w[r] + k * W::kBytes + ahead);
-#pragma GCC unroll 8
-      for (int i = 0; i < kSteps; i += kLanes)
-        step(k + i, [](const char* p) { return load<W>(p); }, [](const float* p) { return load(p); });
+      step(k, [](const char* p) { return load<W>(p); }, [](const float* p) { return load(p); });
     }
   }
   for (; k + kLanes <= n; k += kLanes)

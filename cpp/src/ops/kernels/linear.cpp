@@ -77,10 +77,12 @@ void linear_of(const LinearArgs& args) {
     const int64_t m = args.m * t / num_tiles, m_end = args.m * (t + 1) / num_tiles;
     tile_of<W>(static_cast<int>(m_end - m), args, m, j, k, block_end(k), prefetch);
   };
-  if (args.m <= kFewRows) {  // x stays in L2; while W is used again its next rows come from memory
+  // x stays in L2. While the last tile uses W its next rows come from memory; one or two rows of x read it as fast as
+  // it comes.
+  if (args.m <= kFewRows) {
     for (int64_t j = 0; j < quarter; ++j)
       for (int64_t k = 0; k < args.k || k == 0; k += kBlock)
-        for (int64_t t = 0; t < num_tiles; ++t) tile_at(t, j, k, t > 0 && t == num_tiles - 1);
+        for (int64_t t = 0; t < num_tiles; ++t) tile_at(t, j, k, args.m > 2 && t == num_tiles - 1);
     return;
   }
   for (int64_t k = 0; k < args.k || k == 0; k += kBlock)
