@@ -162,12 +162,15 @@ class FakeCacheManager:
             if key in self.slot_of:
                 self.free_slots.append(self.slot_of.pop(key))
             request.output_snapshot = 0
+        if num_tokens in request.reserved:
+            return request.reserved[num_tokens]
         if not self.free_slots:
             if not self.slot_of:
                 return None
             self.free_slots.append(self.slot_of.popitem(last=False)[1])
             self.stats.num_evicted_snapshots += 1
-        return request.reserved.setdefault(num_tokens, self.free_slots.pop(0))
+        request.reserved[num_tokens] = self.free_slots.pop(0)
+        return request.reserved[num_tokens]
 
     def publish_snapshot(self, req_id: str, num_tokens: int) -> None:
         request = self.requests[req_id]

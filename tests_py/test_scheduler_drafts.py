@@ -68,11 +68,12 @@ def test_drafts_count_against_the_budget() -> None:
     bench.check_tokens()
 
 
-def test_all_short_requests_run_in_a_pool_that_holds_them() -> None:
+@pytest.mark.parametrize(("max_tokens", "num_blocks_each"), [(4, 2), (8, 3)])
+def test_all_short_requests_run_in_a_pool_that_holds_them(max_tokens: int, num_blocks_each: int) -> None:
     """D59: room for drafts is not taken from what other requests need."""
-    bench = make_bench(num_blocks=1 + 8 * 3, max_num_seqs=8, accuracy=0.5)
+    bench = make_bench(num_blocks=1 + 8 * num_blocks_each, max_num_seqs=8, accuracy=0.5)
     for i in range(8):
-        bench.add(str(i), 5, max_tokens=8)  # 12 tokens to compute: 3 blocks
+        bench.add(str(i), 5, max_tokens=max_tokens)  # the blocks are full when it ends
     bench.step()
     while bench.scheduler.has_unfinished_requests():
         assert bench.scheduler.num_waiting == 0
@@ -112,6 +113,19 @@ def test_a_preempted_request_comes_back_without_its_drafts(depth: int) -> None:
             break
     assert bench.scheduler.num_preemptions > 0
     bench.run(depth)
+    bench.check_tokens()
+
+
+def test_the_last_token_of_a_resumed_prefill_runs_without_the_drafts_of_before() -> None:
+    """D60: a part of one token looks like a decode, and the drafts that were pending at the preemption are gone."""
+    bench = make_bench(max_num_batched_tokens=5)
+    bench.add("a", 5, max_tokens=20)
+    bench.step()
+    assert len(bench.requests["a"].draft_token_ids) == 3
+    bench.scheduler.reset_prefix_cache(preempt_running=True)
+    assert [bench.step(), bench.step()] == [{"a": 5}, {"a": 1}]
+    assert bench.last.scheduled_spec_decode_tokens == {}
+    bench.run()
     bench.check_tokens()
 
 
@@ -178,6 +192,26 @@ def test_snapshots_of_output_can_be_hit_by_the_next_turn(accuracy: float, depth:
     bench.run(depth)
     bench.check_tokens()
     assert request.num_cached_tokens == 32  # of 36 computed ones
+
+
+@pytest.mark.parametrize("core_cache", [False, True])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.9, 1.0])
+def test_conversations_that_cross_a_boundary_with_drafts(accuracy: float, depth: int, core_cache: bool) -> None:
+    """D27: prompts end 1 to 5 tokens below a boundary, decode crosses it with any acceptance, eight at a time."""
+    bench = make_bench(
+        accuracy=accuracy, mamba_block_size=8, core_cache=core_cache, num_blocks=400, num_snapshot_slots=60
+    )
+    first = [bench.add(str(i), 8 * (1 + i % 3) - 1 - i % 5, max_tokens=9 + i % 23) for i in range(20)]
+    bench.run(depth)
+    num_reused = 0
+    for i, request in enumerate(first):
+        bench.add(f"{i} again", [*request.token_ids, i, *range(1 + i % 7)], max_tokens=4 + i % 9)
+        num_reused += (len(request.token_ids) - 1) // 8 * 8
+        if i % 8 == 7 or request is first[-1]:
+            bench.run(depth)
+    bench.check_tokens()
+    assert sum(request.num_cached_tokens or 0 for request in bench.requests.values()) == num_reused
 
 
 def test_counters_of_drafts() -> None:
