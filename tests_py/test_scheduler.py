@@ -177,13 +177,13 @@ def test_block_0_is_not_part_of_the_capacity() -> None:
 
 def test_a_request_holds_no_block_past_its_last_computed_token() -> None:
     """D75: a request of the greatest length uses ceil((length - 1) / block_size) blocks at most."""
-    bench = Bench(num_blocks=1 + 10, max_model_len=40)
+    bench = Bench(num_blocks=1 + 12, max_model_len=41)
     request = bench.add("a", 21, max_tokens=100)
     most = 0
     while bench.scheduler.has_unfinished_requests():
         bench.advance(depth=1)
         most = max(most, request.num_blocks)
-    assert len(request.token_ids) == 40
+    assert len(request.token_ids) == 41
     assert most == 10
 
 

@@ -27,17 +27,20 @@ def test_at_least_one_token_is_computed() -> None:
         assert bench.step() == {req_id: num_new}
 
 
-def test_two_equal_prompts_in_one_step_are_both_right() -> None:
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("mamba_block_size", "num_first", "num_rest"), [(0, 21, 1), (8, 16, 5)])
+def test_two_equal_prompts_in_one_step_are_both_right(
+    mamba_block_size: int, num_first: int, num_rest: int, depth: int
+) -> None:
     """D25: the second does not hit blocks that the first fills in the same step."""
-    for depth in (0, 1):
-        bench = Bench(mamba_block_size=8)
-        for req_id in "ab":
-            bench.add(req_id, PROMPT[:21])
-        assert bench.schedule() == {"a": 16, "b": 16}
-        bench.run(depth)
-        bench.check_tokens()
-        bench.add("c", PROMPT[:21])
-        assert bench.schedule() == {"c": 5}
+    bench = Bench(mamba_block_size=mamba_block_size)
+    for req_id in "ab":
+        bench.add(req_id, PROMPT[:21])
+    assert bench.schedule() == {"a": num_first, "b": num_first}
+    bench.run(depth)
+    bench.check_tokens()
+    bench.add("c", PROMPT[:21])
+    assert bench.schedule() == {"c": num_rest}
 
 
 def test_a_prefill_pauses_at_the_last_boundary_and_a_snapshot_is_taken_there() -> None:
@@ -92,15 +95,19 @@ def test_where_two_prompts_part_a_snapshot_is_taken_for_the_third() -> None:
     bench.check_tokens()
 
 
-def test_a_shared_system_prompt_hits_from_the_second_request_on() -> None:
-    """D33: 3 boundaries shared by 20 questions; the only snapshot is not in the part that is one request's own."""
-    bench = Bench(num_blocks=200, mamba_block_size=16, num_snapshot_slots=40)
+@pytest.mark.parametrize(("question", "first_hit"), [(12, 1), (50, 2)])
+def test_a_shared_system_prompt_is_hit(question: int, first_hit: int) -> None:
+    """D33: 3 boundaries shared by 20 questions; the only snapshot is not in the part that is one request's own.
+
+    Where the questions reach the next boundary, the second one shows where they part, and the third hits that.
+    """
+    bench = Bench(num_blocks=400, mamba_block_size=16, num_snapshot_slots=60)
     cached = []
     for i in range(20):
-        request = bench.add(str(i), PROMPT[:48] + [2000 + 50 * i + j for j in range(12)], max_tokens=2)
+        request = bench.add(str(i), PROMPT[:48] + [2000 + 50 * i + j for j in range(question)], max_tokens=2)
         bench.run()
         cached.append(request.num_cached_tokens)
-    assert all(num >= 2 * 16 for num in cached[1:])
+    assert cached == [0] * first_hit + [48] * (20 - first_hit)
     bench.check_tokens()
 
 
