@@ -170,10 +170,10 @@ def test_churn_in_a_small_prefix_cache_changes_no_token(model: str, async_schedu
         assert stats.cache.num_evicted_snapshots > 20
 
 
-def test_two_equal_prompts_that_arrive_together() -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_two_equal_prompts_that_arrive_together(model: str) -> None:
     """D25: the second computes for itself what the first fills in the same step."""
-    path = PARITY / MODELS[0]
-    (job, *_) = make_jobs(1, 256, seed=5)
+    path = PARITY / model
     prompt = tuple(range(2 * 16 + 5))
     job = Job(prompt, SamplingParams(temperature=0.0, max_tokens=12))
     (expected,) = alone(path, [job])
@@ -208,6 +208,66 @@ def test_answers_that_cross_a_boundary_are_hit_by_the_next_turn(model: str) -> N
     hits_before = engine.stats().cache.num_hit_tokens
     assert run(engine, second, arrivals=rng, at_once=8) == alone(path, second)
     assert engine.stats().cache.num_hit_tokens - hits_before >= 16 * len(second)
+
+
+def tokens_and_hit(engine: Engine, job: Job) -> tuple[list[int], int]:
+    """Run one request alone in an engine; return its tokens, and how many of its prompt's were hit."""
+    before = engine.stats().cache.num_hit_tokens
+    (tokens,) = run(engine, [job])
+    return tokens, engine.stats().cache.num_hit_tokens - before
+
+
+def test_a_prompt_whose_state_was_evicted_starts_from_nothing() -> None:
+    """D31: its K/V blocks are still cached, and no hit: neither they nor what is in the slot stand for its state."""
+    path = PARITY / MODELS[0]
+    rng = random.Random(31)
+    jobs = [
+        Job(tuple(rng.randrange(256) for _ in range(37)), SamplingParams(temperature=0.0, max_tokens=8))
+        for _ in range(2)
+    ]
+    expected = alone(path, jobs)
+    engine = make_engine(path, num_snapshot_slots=1, num_blocks=200)
+    assert tokens_and_hit(engine, jobs[0]) == (expected[0], 0)
+    assert tokens_and_hit(engine, jobs[0]) == (expected[0], 32)
+    assert tokens_and_hit(engine, jobs[1]) == (expected[1], 0)
+    assert engine.stats().cache.num_evicted_blocks == 0
+    assert engine.stats().cache.num_evicted_snapshots > 0
+    assert tokens_and_hit(engine, jobs[0]) == (expected[0], 0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prompt_that_parts_from_a_running_one_within_a_block(model: str) -> None:
+    """D34: 80 tokens are shared, 90 and 90 computed; the first decodes on while the second hits and writes its own."""
+    path = PARITY / model
+    rng = random.Random(34)
+    first = tuple(rng.randrange(256) for _ in range(90))
+    second = first[:80] + tuple(rng.randrange(256) for _ in range(10))
+    jobs = [Job(prompt, SamplingParams(temperature=0.0, max_tokens=40)) for prompt in (first, second)]
+    expected = alone(path, jobs)
+    engine = make_engine(path, block_size=16, mamba_block_size=64)
+    tokens: dict[str, list[int]] = {"0": [], "1": []}
+    engine.add_request("0", first, jobs[0].params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens[output.req_id] += output.new_token_ids
+        if len(tokens["0"]) == 5 and engine.stats().cache.num_queries == 1:
+            engine.add_request("1", second, jobs[1].params)
+    assert list(tokens.values()) == expected
+    assert engine.stats().cache.num_hit_tokens == (80 if "tied" in model else 64)
+    # Nor did the second write what is cached of the first.
+    assert tokens_and_hit(engine, jobs[0])[0] == expected[0]
+
+
+def test_a_tail_of_one_token_behind_a_hit() -> None:
+    """D21: prompts of 64 k + 1 and 16 k + 1 tokens, asked again: one token is left to compute, and it is the same."""
+    path = PARITY / MODELS[0]
+    rng = random.Random(21)
+    engine = make_engine(path, max_model_len=800, num_blocks=1000, num_snapshot_slots=100)
+    for length in [64 * k + 1 for k in range(1, 13)] + [16 * k + 1 for k in range(1, 13)]:
+        job = Job(tuple(rng.randrange(256) for _ in range(length)), SamplingParams(temperature=0.0, max_tokens=3))
+        tokens, num_hit = tokens_and_hit(engine, job)
+        assert num_hit == 0
+        assert tokens_and_hit(engine, job) == (tokens, length - 1)
 
 
 def states_after(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
