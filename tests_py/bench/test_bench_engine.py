@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -321,6 +322,47 @@ def test_file_of_one_workload_has_vllms_names(model: Path, tmp_path: Path) -> No
     assert saved["avg_latency"] == result["avg_latency"] == pytest.approx(sum(saved["latencies"]) / 2)
     assert len(saved["latencies"]) == 2
     assert sorted(map(int, saved["percentiles"])) == [10, 25, 50, 75, 90, 99]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["latency", "--batch-size", "2", "--num-iters", "1", "--num-iters-warmup", "0"],
+        ["throughput", "--num-prompts", "2"],
+    ],
+    ids=["latency", "throughput"],
+)
+def test_ceilings_of_a_busy_machine_are_those_measured_again(
+    command: list[str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = ["bench", *command, "--model", str(model), "--load-format", "dummy", "--device", "cpu"]
+    args += ["--input-len", "8", "--output-len", "3", "--num-threads", "1"]
+    measured = [Ceilings(1e9, 1e9, "measured now", 0.5), Ceilings(2e9, 4e9, "measured now", 0.01)]
+    asked: list[int] = []
+
+    def measure(num_threads: int) -> Ceilings:
+        asked.append(num_threads)
+        return measured[len(asked) - 1]
+
+    def bounds(name: str, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        assert cli.run([*args, *more, "--output-json", str(tmp_path / name)]) == 0
+        saved = json.loads((tmp_path / name).read_text())
+        (result,) = saved.get("results", [saved])
+        return saved["ceilings"], {key: result[key] for key in result if "bound" in key and "share" not in key}
+
+    monkeypatch.setattr(ceilings_module, "measure_cpu", measure)
+    ceilings, found = bounds("measured.json")
+    assert asked == [1, 1]
+    assert ceilings == dataclasses.asdict(measured[1])
+    assert "measured again, bound: 2.0 GB/s, 0.00 TFLOP/s (measured now)" in capsys.readouterr().err
+    assert found
+    assert bounds("given.json", "--bandwidth", "2", "--flops", "0.004")[1] == found
+    assert asked == [1, 1]  # what is given is not measured
+    assert "measured again" not in capsys.readouterr().err
 
 
 def test_share_above_all_is_explained_where_it_is_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
