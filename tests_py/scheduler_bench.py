@@ -136,6 +136,9 @@ class Bench:
         outputs = []
         while len(self.in_flight) > (depth if scheduled else 0):
             outputs += self.update()
+        if isinstance(self.cache, FakeCacheManager):  # no slot is kept for a snapshot that cannot come any more
+            for req_id, cached in self.cache.requests.items():
+                assert cached.reserved.keys() == self.scheduler._requests[req_id].reserved_snapshots.keys()
         return outputs
 
     def run(self, depth: int = 0) -> None:
