@@ -54,7 +54,8 @@ def speak(
         raise CommandError("TEXT is empty: there is nothing to speak", 2)
     if output == "-" and as_json:
         raise CommandError("--json and '-o -' both write to stdout: name a file", 2)
-    chunk: Chunked | Full = Chunked(chunk_first, chunk_size) if async_chunk else Full()
+    with usage():
+        chunk: Chunked | Full = Chunked(chunk_first, chunk_size) if async_chunk else Full()
     if not math.isfinite(max_seconds):
         raise CommandError(f"--max-seconds must be finite, got {max_seconds}", 2)
     if device not in ("auto", "cpu"):
@@ -62,6 +63,8 @@ def speak(
     check_can_write(output)
     folder = resolve_model(model)
     max_frames = max(2, int(max_seconds * load_speech_config(folder).frames_per_second))
+    if max_frames >= 1 << 31:
+        raise CommandError(f"--max-seconds is {max_seconds:g}, more frames than an utterance may have", 2)
     pipeline = SpeechPipeline(folder, chunk=chunk, max_num_seqs=1, max_frames=max_frames, num_threads=num_threads)
     with usage():
         params = SpeechParams(

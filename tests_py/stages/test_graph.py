@@ -55,6 +55,14 @@ def test_sizes_of_a_chunked_edge_are_checked(first: int, size: int, left: int) -
 
 
 @pytest.mark.parametrize("name", ["first", "size", "left_context"])
+def test_sizes_of_a_chunked_edge_are_bounded(name: str) -> None:
+    fields: Any = {"first": 1, "size": 1}
+    Edge("a", "b", (A,), Chunked(**(fields | {name: 2**31 - 1}))).make()
+    with pytest.raises(ValueError, match=f"^{name} of a chunked edge must be below"):
+        Chunked(**(fields | {name: 2**31}))
+
+
+@pytest.mark.parametrize("name", ["first", "size", "left_context"])
 @pytest.mark.parametrize("value", [float("nan"), 2.0, "2", None, True])
 def test_sizes_of_a_chunked_edge_are_integers(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name} of a chunked edge must be an integer, got {value!r}$"):

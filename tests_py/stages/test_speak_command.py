@@ -92,6 +92,9 @@ def test_a_refused_text_leaves_the_file_that_is_there(tiny_tts: Path, tmp_path: 
         (("-o", ""), "must name a file"),
         (("--device", "cuda"), "a model that speaks runs on the CPU, got --device cuda"),
         (("--max-seconds", "inf"), "--max-seconds must be finite"),
+        (("--max-seconds", "1e9"), "--max-seconds is 1e+09, more frames than an utterance may have"),
+        (("--chunk-first", "3000000000"), "first of a chunked edge must be below 2^31, got 3000000000"),
+        (("--chunk-size", "3000000000"), "size of a chunked edge must be below 2^31, got 3000000000"),
         (("--max-leading-silence", "inf"), "max_leading_silence_s must be finite"),
     ],
 )

@@ -34,6 +34,8 @@ class Chunked:
                 raise ValueError(f"{name} of a chunked edge must be an integer, got {value!r}")
             if value < least:
                 raise ValueError(f"{name} of a chunked edge must be at least {least}, got {value}")
+            if value >= 1 << 31:
+                raise ValueError(f"{name} of a chunked edge must be below 2^31, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
