@@ -120,7 +120,9 @@ def test_wrong_bodies(url: str, engine: SpeechEngine, fields: dict[str, Any], wo
             f"{url}/v1/audio/speech", content=content, headers={"content-type": "application/json"}, timeout=60
         )
         assert answer.status_code == (404 if "model" in fields else 400), answer.text
-        assert words in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert words in error["message"]
+        assert error["param"] == next(iter(fields))
     until(lambda: engine.num_unfinished == 0)
     assert httpx.get(f"{url}/health").status_code == 200
 
@@ -167,6 +169,22 @@ def test_full_queue_and_shutdown(checkpoint: Path, monkeypatch: pytest.MonkeyPat
         assert answers[0].status_code == 503
         assert answers[0].json()["error"]["message"] == "the engine was shut down"
         assert httpx.get(f"{url}/health").status_code == 503
+
+
+@pytest.mark.parametrize("sound", ["wav", "pcm"])
+def test_an_answer_that_cannot_be_spoken_is_a_status_in_any_format(tmp_path: Path, sound: str) -> None:
+    """Although the thinker's text came before."""
+    pipeline = SpeechPipeline(write_checkpoint(tmp_path), max_num_seqs=1, max_frames=60)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no air")
+
+    pipeline._start_talker = refuse  # type: ignore[method-assign]
+    with SpeechEngine(pipeline) as engine, running_app(create_speech_app(engine)) as url:
+        body = {"input": "Hi", "seed": 1, "response_format": sound}
+        answer = httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60)
+        assert answer.status_code == 500
+        assert "stage 'talker' failed: no air" in answer.json()["error"]["message"]
 
 
 def test_command_serves_a_model_that_speaks_its_answer(tmp_path: Path) -> None:

@@ -116,13 +116,21 @@ def create_speech_app(engine: SpeechEngine, settings: ServerSettings | None = No
         if body.response_format == "pcm":
             chunks = serving.chunks(body.input, params)
             with client_errors():
-                first = await unless_disconnected(request, anext(chunks))  # what is wrong shows before the answer
+                first = await unless_disconnected(request, _first_sound(chunks))  # before it, what is wrong is a status
             return StreamingResponse(_samples(first, chunks), media_type="audio/pcm")
         with client_errors():
             data = await unless_disconnected(request, _wav(serving.chunks(body.input, params), rate))
         return Response(data, media_type="audio/wav")
 
     return app
+
+
+async def _first_sound(chunks: AsyncGenerator[AudioChunk, None]) -> AudioChunk:
+    """Return the first chunk with samples, or the final one: a thinker's text comes before its sound."""
+    chunk = await anext(chunks)
+    while not (len(chunk.samples) or chunk.is_final):
+        chunk = await anext(chunks)
+    return chunk
 
 
 async def _samples(first: AudioChunk, chunks: AsyncGenerator[AudioChunk, None]) -> AsyncGenerator[bytes, None]:

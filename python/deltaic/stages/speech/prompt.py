@@ -138,7 +138,7 @@ class PromptBuilder:
             return [ids.codec_nothink, ids.codec_think_bos, ids.codec_think_eos]
         if name not in languages:
             known = ", ".join(sorted(languages)) or "none"
-            raise ValueError(f"the checkpoint does not speak {language!r}; it has auto, {known}")
+            raise ValueError(f"language: the checkpoint does not speak {language!r}; it has auto, {known}")
         return [ids.codec_think, ids.codec_think_bos, languages[name], ids.codec_think_eos]
 
     def _speaker_row(self, voice: Voice) -> Any:
@@ -153,7 +153,7 @@ class PromptBuilder:
         speakers = self._config.speakers
         if speaker.lower() not in speakers:
             known = ", ".join(sorted(speakers)) or "none"
-            raise ValueError(f"there is no speaker {speaker!r}; the checkpoint has {known}")
+            raise ValueError(f"voice.speaker: there is no speaker {speaker!r}; the checkpoint has {known}")
         return speakers[speaker.lower()]
 
     def _text(self, ids: list[int]) -> FloatArray:
