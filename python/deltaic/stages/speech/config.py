@@ -92,22 +92,40 @@ def load_speech_config(folder: str | Path) -> SpeechConfig:
             f"{', '.join(MODEL_TYPES)}"
         )
     is_omni = model_type == "qwen3_omni_moe"
-    talker = _Fields(folder / "config.json", root).part("talker_config")
+    fields = _Fields(folder / "config.json", root)
+    talker = fields.part("talker_config")
     text = talker.part("text_config") if is_omni else talker
     predictor = _predictor(talker, text)
     if is_omni:
-        codec_fields = _Fields(folder / "config.json", root).part("code2wav_config")
+        codec_fields = fields.part("code2wav_config")
         codec_path, codec_prefix, sample_rate = folder, "code2wav.", 24000
         text_hidden, projection = talker["thinker_hidden_size"], text["intermediate_size"]
     else:
         codec_path, codec_prefix = folder / "speech_tokenizer", "decoder."
         codec_root = _Fields(codec_path / "config.json", _read(codec_path / "config.json"))
         codec_fields = codec_root.part("decoder_config")
-        sample_rate = int(codec_root.get("output_sample_rate", 24000))
+        sample_rate = codec_root.integer("output_sample_rate", default=24000, least=1)
         text_hidden = projection = talker["text_hidden_size"]
-    speakers = talker.get("speaker_id" if is_omni else "spk_id") or {}
     dialects = {name: value for name, value in (talker.get("spk_is_dialect") or {}).items() if value}
     thinker = root.get("thinker_path")
+    if thinker is not None and not isinstance(thinker, str):
+        raise ValueError(f"{folder / 'config.json'}: thinker_path must be a string, got {thinker!r:.60}")
+    vocab_size = text.integer("vocab_size", least=1)
+    codec = _codec(codec_fields, has_quantizer=not is_omni)
+    if codec.num_codebooks != predictor.num_codebooks:
+        raise ValueError(
+            f"{codec_path}: the codec decodes frames of {codec.num_codebooks} codes, the talker makes "
+            f"{predictor.num_codebooks}"
+        )
+    if predictor.decoder.vocab_size > codec.codebook_size:
+        raise ValueError(
+            f"{codec_path}: a codebook of the codec has {codec.codebook_size} codes, the code predictor chooses of "
+            f"{predictor.decoder.vocab_size}"
+        )
+
+    def codec_id(name: str, default: int | None = None) -> int:
+        return talker.integer(name, default=default, limit=vocab_size)
+
     return SpeechConfig(
         folder=folder,
         model_type=model_type,
@@ -120,23 +138,23 @@ def load_speech_config(folder: str | Path) -> SpeechConfig:
             projection_size=projection,
             predictor=predictor,
         ),
-        codec=_codec(codec_fields, has_quantizer=not is_omni),
+        codec=codec,
         codec_path=codec_path,
         codec_prefix=codec_prefix,
         ids=ControlIds(
-            codec_pad=talker["codec_pad_id"],
-            codec_bos=talker["codec_bos_id"],
-            codec_eos=talker["codec_eos_token_id"],
-            codec_think=int(talker.get("codec_think_id", talker["codec_nothink_id"])),
-            codec_nothink=talker["codec_nothink_id"],
-            codec_think_bos=talker["codec_think_bos_id"],
-            codec_think_eos=talker["codec_think_eos_id"],
-            tts_pad=root["tts_pad_token_id"],
-            tts_bos=root["tts_bos_token_id"],
-            tts_eos=root["tts_eos_token_id"],
+            codec_pad=codec_id("codec_pad_id"),
+            codec_bos=codec_id("codec_bos_id"),
+            codec_eos=codec_id("codec_eos_token_id"),
+            codec_think=codec_id("codec_think_id", codec_id("codec_nothink_id")),
+            codec_nothink=codec_id("codec_nothink_id"),
+            codec_think_bos=codec_id("codec_think_bos_id"),
+            codec_think_eos=codec_id("codec_think_eos_id"),
+            tts_pad=fields.integer("tts_pad_token_id"),
+            tts_bos=fields.integer("tts_bos_token_id"),
+            tts_eos=fields.integer("tts_eos_token_id"),
         ),
-        speakers={name.lower(): one for name, one in speakers.items()},
-        languages={name.lower(): one for name, one in (talker.get("codec_language_id") or {}).items()},
+        speakers=talker.ids("speaker_id" if is_omni else "spk_id", limit=vocab_size),
+        languages=talker.ids("codec_language_id", limit=vocab_size),
         dialects={name.lower(): str(value).lower() for name, value in dialects.items()},
         sample_rate=sample_rate,
         thinker_folder=folder / thinker if thinker else None,
@@ -161,7 +179,28 @@ class _Fields:
         return default if value is None else value
 
     def part(self, name: str) -> _Fields:
-        return _Fields(self._path, self[name], f"{self._prefix}{name}.")
+        return _Fields(self._path, self._object(name, self[name]), f"{self._prefix}{name}.")
+
+    def integer(self, name: str, *, default: int | None = None, least: int = 0, limit: int = 1 << 31) -> int:
+        """Return an integer in [least, limit)."""
+        return self._integer(name, self[name] if default is None else self.get(name, default), least, limit)
+
+    def ids(self, name: str, *, limit: int) -> dict[str, int]:
+        """Return the ids below `limit` of names, those in lower case; none where the field is missing."""
+        ids = self._object(name, self.get(name, {}))
+        return {key.lower(): self._integer(f"{name}.{key}", one, 0, limit) for key, one in ids.items()}
+
+    def _integer(self, name: str, value: Any, least: int, limit: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
+            raise ValueError(
+                f"{self._path}: {self._prefix}{name} must be an integer in [{least}, {limit}), got {value!r:.60}"
+            )
+        return value
+
+    def _object(self, name: str, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{self._path}: {self._prefix}{name} must be an object, got {value!r:.60}")
+        return value
 
 
 def _read(path: Path) -> dict[str, Any]:
