@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import logging
+import struct
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,29 @@ def test_c2_an_empty_update_and_an_unknown_request_leave_no_entry() -> None:
     assert len(runner.buffers) == 0
 
 
+def test_c2_a_request_that_is_refused_leaves_no_entry() -> None:
+    source = Edge("talker", "other", (("codes", "x"),), Chunked(1, 1)).make()
+    runner = make_runner(ScalarStage(), keys=KEYS, source=source)
+    with pytest.raises(TypeError, match="got int"):
+        runner.add_request("a", 3)
+    source.open("b")
+    with pytest.raises(ValueError, match="request b is open"):
+        runner.add_request("b", {"meta": {"count": 1}})
+    assert list(runner.buffers) == []
+    runner.add_request("a", {"meta": {"count": 1}})
+    assert runner.buffers.get("a") == {"meta": {"count": 1}}
+
+
+def test_c2_an_id_in_use_is_refused_and_gains_nothing() -> None:
+    runner = make_runner(ScalarStage(), "a")
+    with pytest.raises(ValueError, match="request id 'a' is in use"):
+        runner.add_request("a", {"voice": {"name": "another's"}})
+    assert runner.buffers.get("a") == {}
+    runner.finish_request("a")
+    runner.add_request("a", {"voice": {"name": "bob"}})
+    assert runner.buffers.get("a") == {"voice": {"name": "bob"}}
+
+
 def test_c3_conditioning_is_there_when_a_request_begins_and_grows_by_step() -> None:
     model = ScalarStage()
     runner = make_runner(model, keys=KEYS)
@@ -119,6 +144,32 @@ def test_c4_none_and_dicts_pass_and_other_types_are_refused() -> None:
             deserialize(bad, KEYS)
     with pytest.raises(ValueError, match="no payload"):
         deserialize(b"none of ours", KEYS)
+
+
+def changed(**fields: Any) -> bytes:
+    """Return the bytes of a payload whose header says something else of its tensor."""
+    known = {"section": "ids", "name": "all", "dtype": "<i8", "shape": [1], "begin": 0}
+    text = json.dumps([[*(known | fields).values()]]).encode()
+    return b"dlp1" + struct.pack("<I", len(text)) + text + b"\0" * 8
+
+
+def test_c4_bytes_that_are_cut_or_changed_are_refused() -> None:
+    whole = serialize({"ids": {"all": np.arange(5)}}, KEYS)
+    assert deserialize(changed(), KEYS)["ids"]["all"].tolist() == [0]
+    bad = [whole[:end] for end in range(len(whole))]
+    bad += [changed(shape=[-1]), changed(shape=[2]), changed(shape="x"), changed(shape=[2**62, 8]), changed(begin=-8)]
+    bad += [changed(dtype="zz"), changed(dtype="|O"), changed(dtype=3), changed(begin=1), changed(section=["ids"])]
+    bad += [b"dlp1" + struct.pack("<I", 1) + b"3", b"dlp1" + struct.pack("<I", 3) + b"[1]"]
+    for data in bad:
+        with pytest.raises(ValueError, match=r"payload"):
+            deserialize(data, KEYS)
+
+
+@pytest.mark.parametrize("value", [np.asarray([None, "x"], object), np.asarray(["a"]), ["a", "b"]])
+def test_c4_arrays_of_no_numbers_are_dropped(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert deserialize(serialize({"ids": {"all": value}}, KEYS), KEYS) == {}
+    assert "ids.all" in caplog.text
 
 
 def test_c4_unknown_keys_are_refused_and_untensorable_values_dropped(caplog: pytest.LogCaptureFixture) -> None:

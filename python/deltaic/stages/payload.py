@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ Payload = dict[str, Any]  # section -> {name: value}, or a plain value
 Key = tuple[str, str]  # section and name
 
 _MAGIC = b"dlp1"
+_NUMBER_KINDS = "biufc"  # of numpy's types
 
 
 class PayloadBuffers:
@@ -172,16 +174,40 @@ def deserialize(data: object, keys: Iterable[Key]) -> Payload:
     if raw[:4] != _MAGIC:
         raise ValueError("the bytes are no payload")
     declared = frozenset(keys)
-    (size,) = struct.unpack_from("<I", raw, 4)
-    begin = 8 + size
     payload: Payload = {}
-    for section, name, dtype, shape, offset in json.loads(raw[8:begin]):
+    tensors, content = _split(raw)
+    for section, name, dtype, shape, first in tensors:
         if (section, name) not in declared:
             raise ValueError(f"the payload has {section}.{name}, which the edge does not declare")
-        count = int(np.prod(shape, dtype=np.int64))
-        tensor = np.frombuffer(raw, dtype=np.dtype(dtype), count=count, offset=begin + offset).reshape(shape).copy()
-        payload.setdefault(section, {})[name] = tensor
+        payload.setdefault(section, {})[name] = _tensor_of(content, f"{section}.{name}", dtype, shape, first)
     return payload
+
+
+def _split(raw: bytes) -> tuple[list[tuple[str, str, str, list[int], int]], bytes]:
+    """Return section, name, dtype, shape and first byte of each tensor of serialized bytes, and the tensors' bytes."""
+    try:
+        (size,) = struct.unpack_from("<I", raw, len(_MAGIC))
+        begin = len(_MAGIC) + 4 + size
+        entries = [
+            (str(section), str(name), str(dtype), [int(n) for n in shape], int(first))
+            for section, name, dtype, shape, first in json.loads(raw[len(_MAGIC) + 4 : begin])
+        ]
+    except (struct.error, TypeError, ValueError) as error:
+        raise ValueError(f"the header of the payload cannot be read: {error}") from error
+    return entries, raw[begin:]
+
+
+def _tensor_of(data: bytes, what: str, dtype: str, shape: list[int], first: int) -> Array:
+    """Return a copy of the tensor that begins at byte `first`; ValueError where there is none."""
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"{what} of the payload is of the unknown type {dtype}") from error
+    end = first + math.prod(shape) * kind.itemsize
+    if kind.kind not in _NUMBER_KINDS or min([first, *shape]) < 0 or end > len(data):
+        raise ValueError(f"{what} of the payload is {dtype} of shape {shape} at byte {first} of {len(data)}")
+    tensor: Array = np.frombuffer(data[first:end], dtype=kind).reshape(shape).copy()
+    return tensor
 
 
 def _leaves(payload: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -196,7 +222,8 @@ def _leaves(payload: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 def _as_tensor(value: Any) -> Array | None:
     """Return a value as a tensor, integers as int64 and other numbers as float32; None when it is no number."""
     if is_tensor(value):
-        return to_host(value)
+        tensor = to_host(value)
+        return tensor if tensor.dtype.kind in _NUMBER_KINDS else None
     if value is None or isinstance(value, (str, bytes)):
         return None
     try:
