@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,11 +185,16 @@ def test_b8_a_stream_persists_survives_a_batch_of_one_and_is_evicted() -> None:
 def test_the_predictor_needs_its_inputs() -> None:
     class Silent(ScalarTalkerStage):
         def preprocess(self, row: Any, ids: Any, payload: Any) -> Any:
-            from dataclasses import replace
-
             return replace(super().preprocess(row, ids, payload), last_hidden=None)
 
     runner = make_runner(Silent(), "a")
-    with pytest.raises(ValueError, match="decode preprocessing of request 'a' returned no last hidden state"):
-        step(runner, "a")
+    message = "decode preprocessing of request 'a' returned no last hidden state"
+    assert message in step(runner, "a").failures["a"]
     assert np.all(runner.embeds == 0)
+
+    class SilentBatch(TalkerStage):
+        def preprocess_decodes(self, rows: Any, ids: Any, payloads: Any) -> Any:
+            return replace(super().preprocess_decodes(rows, ids, payloads), text_step=None)
+
+    with pytest.raises(ValueError, match=message):
+        step(make_runner(SilentBatch(), "a", "b"), "a", "b")

@@ -189,6 +189,38 @@ def test_row_31_a_malformed_request_fails_alone(model: Any) -> None:
     assert runner.buffers.get("b") == {}
 
 
+SCALAR_RESULTS: dict[str, Any] = {
+    "too few ids": {"ids": np.zeros(0, np.int32)},
+    "ids that are no integers": {"ids": np.asarray([1.7])},
+    "narrow embeddings": {"embeds": np.zeros((1, 3))},
+    "complex embeddings": {"embeds": np.zeros((1, 4), complex)},
+    "no updates": {"updates": []},
+    "an update that is no dict": {"updates": [None]},
+    "no last hidden state": {"last_hidden": None},
+    "no text step": {"text_step": None},
+    "a narrow last hidden state": {"last_hidden": np.zeros((1, 3))},
+    "a text step of text": {"text_step": [["x"] * 4]},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("returned", SCALAR_RESULTS.values(), ids=SCALAR_RESULTS)
+def test_row_31_a_row_whose_hook_returns_what_is_malformed_fails_alone(returned: dict[str, Any] | None) -> None:
+    class Wrong(ScalarTalkerStage):
+        def preprocess(self, row: Any, ids: Any, payload: Any) -> Any:
+            result = super().preprocess(row, ids, payload)
+            if row.req_id != "b":
+                return result
+            return None if returned is None else replace(result, **returned)
+
+    runner = make_runner(Wrong(), "a", "b", "c")
+    result = prepare(runner, [decode("a", 0), decode("b", 1), decode("c", 2)], ids(3, 4, 5))
+    assert list(result.failures) == ["b"]
+    assert "decode preprocessing" in result.failures["b"]
+    assert result.embeds[:, 0].tolist() == [3.5, 0, 5.5]
+    assert [sorted(runner.buffers.get(r)) for r in "abc"] == [["codes", "seen"], [], ["codes", "seen"]]  # type: ignore[arg-type]
+
+
 def test_row_21_a_decode_span_of_several_tokens_is_conditioned_by_position() -> None:
     model = TalkerStage()
     runner = make_runner(model, "a")

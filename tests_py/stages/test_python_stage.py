@@ -166,6 +166,38 @@ class LateStage(TableStage):
         return StageOutput(None, {"hidden": {"text": np.full((1, 2), payload["meta"]["computed"])}})
 
 
+def test_row_31_a_request_whose_hook_returns_what_is_malformed_ends_alone(engine: Engine, stage: TableStage) -> None:
+    class Narrow(TableStage):
+        def preprocess(self, row: _core.StepRow, ids: Any, payload: dict[str, Any]) -> Preprocessed:
+            result = super().preprocess(row, ids, payload)
+            return replace(result, embeds=result.embeds[:, :3]) if row.req_id == "b" else result
+
+    expected = generate(engine, NUM_TOKENS)
+    tokens, failures = generate_with_failures(engine, make_runner(engine, Narrow(stage.table)))
+    assert list(failures) == ["b"]
+    assert "decode preprocessing returned embeddings of shape" in failures["b"]
+    assert tokens["a"] == expected["a"]
+
+
+def test_a_request_ends_once_and_with_an_error_where_its_payload_cannot_be_made() -> None:
+    class Failing(LateStage):
+        def make_payload(self, req_id: str, payload: dict[str, Any]) -> Any:
+            raise ValueError("no voice")
+
+    target = full_edge()
+    runner = StageRunner(Failing(np.zeros((1, 4))), hidden_size=4, max_num_tokens=4, max_num_reqs=1, target=target)
+    target.open("a")
+    runner.add_request("a")
+    runner.finish_request("a")
+    (end,) = target.take()
+    assert (end.status, end.error) == (EndStatus.error, "ValueError: no voice")
+    assert len(runner.buffers) == 0
+    target.forget("a")
+    for req_id in ("a", "nobody"):  # their end would be that of the next request of this id
+        runner.finish_request(req_id)
+    assert target.num_kept == 0
+
+
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 @pytest.mark.parametrize("chunked", [False, True])

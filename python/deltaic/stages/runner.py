@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from deltaic.stages.outputs import StepOutputs, extract_multimodal, restore_outp
 from deltaic.stages.payload import PayloadBuffers, hand_over
 from deltaic.stages.predictor import PredictorDriver, PredictorSampling
 from deltaic.stages.session import Envelope, Updates, with_request_info
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -114,15 +117,22 @@ class StageRunner(_core.StageRunner):
         """Begin a request with its conditioning, as bytes of serialize or a dict; what came early for it is taken.
 
         token_ids: its prompt, of which a model with a positions hook tells the positions.
+        ValueError for an id that is in use; a request that is refused leaves nothing behind.
         """
+        if req_id in self._requests:
+            raise ValueError(f"request id {req_id!r} is in use")
         request = StageRequest(req_id, seed, info or {})
         if self.model.has_hook("positions") and token_ids is not None:
             request.prompt_positions = self._positions_of(request, token_ids)
-        self._requests[req_id] = request
         self.buffers.add(req_id)
-        self._updates.apply([Envelope(req_id, payload)])
-        if self.source is not None:
-            self.source.open(req_id)
+        try:
+            self._updates.apply([Envelope(req_id, payload)])
+            if self.source is not None:
+                self.source.open(req_id)
+        except BaseException:
+            self.buffers.remove(req_id)
+            raise
+        self._requests[req_id] = request
 
     def extend_prompt(self, req_id: str, token_ids: IntArray) -> None:
         """Tell that a running request's prompt has grown: its positions are made anew."""
@@ -135,13 +145,21 @@ class StageRunner(_core.StageRunner):
         self._updates.apply(envelopes)
 
     def finish_request(self, req_id: str, error: str | None = None) -> None:
-        """Forget a request and all that is kept for it; its end goes over the edge, behind what it made."""
+        """Forget a request and all that is kept for it; its end goes over the edge, behind what it made.
+
+        A make_payload that raises makes that end an error. Unknown requests are ignored.
+        """
+        if self._requests.pop(req_id, None) is None:
+            return
         payload = self.buffers.get(req_id)
         if self.defers_payload and error is None and payload is not None:
-            self._give(req_id, self.model.make_payload(req_id, payload), None)
+            try:
+                self._give(req_id, self.model.make_payload(req_id, payload), None)
+            except Exception as failure:
+                logger.error("%s made no payload of %s", type(self.model).__name__, req_id, exc_info=failure)
+                error = f"{type(failure).__name__}: {failure}"
         if self.target is not None:
             self.target.end(req_id, _core.EndStatus.error if error else _core.EndStatus.ok, error or "")
-        self._requests.pop(req_id, None)
         self._failed.discard(req_id)
         self.buffers.remove(req_id)
         if self.source is not None:
@@ -193,11 +211,13 @@ class StageRunner(_core.StageRunner):
                 result = self.model.preprocess_decodes(rows, ids.copy(), payloads)
             else:
                 result = self.model.preprocess(rows[0], ids.copy(), payloads[0])
+                self._check(result, embeds.shape, rows)
         except Exception as error:
             if len(rows) == 1:
                 self._failed.add(rows[0].req_id)
             return f"{type(error).__name__}: {error}"
-        self._check(result, embeds.shape, len(rows))
+        if is_batched:  # whose fault it is cannot be told: the step fails
+            self._check(result, embeds.shape, rows)
         if not self.model.traits.hides_ids:
             ids[:] = result.ids
         embeds[:] = result.embeds
@@ -216,11 +236,6 @@ class StageRunner(_core.StageRunner):
         assert predictor is not None
         for index, row in enumerate(rows):
             one = self._staged[row.req_id]
-            if one.last_hidden is None or one.text_step is None:
-                raise ValueError(
-                    f"decode preprocessing of request {row.req_id!r} returned no last hidden state and text "
-                    "step for the code predictor"
-                )
             predictor.ids[index] = one.id
             predictor.embeds[index] = one.embed
             predictor.last_hidden[index] = one.last_hidden
@@ -311,28 +326,35 @@ class StageRunner(_core.StageRunner):
         seen = with_request_info(payload or {}, row.req_id, info, wanted=self.model.traits.wants_request_info)
         return {**seen, **facts}
 
-    def _check(self, result: Preprocessed, shape: tuple[int, int], num_rows: int) -> None:
-        num_tokens = shape[0]
+    def _check(self, result: Any, shape: tuple[int, int], rows: Sequence[_core.StepRow]) -> None:
+        """Raise ValueError for what is no Preprocessed of these rows, with all that the predictor needs of them."""
+        if not isinstance(result, Preprocessed):
+            raise ValueError(f"decode preprocessing returned a {type(result).__name__}, not a Preprocessed")
+        num_tokens, num_rows = shape[0], len(rows)
         wanted = (("ids", result.ids, num_tokens), ("embeddings", result.embeds, num_tokens))
         for what, given, count in (*wanted, ("updates", result.updates, num_rows)):
             if len(given) != count:
                 raise ValueError(f"decode preprocessing returned {len(given)} {what} for {count}")
-        if np.ndim(result.ids) != 1:
-            raise ValueError(
-                f"decode preprocessing returned ids of shape {np.shape(result.ids)}, wanted ({num_tokens},)"
-            )
+        _check_array("ids", result.ids, (num_tokens,), "iu")
         for update in result.updates:
             if not isinstance(update, Mapping):
                 raise ValueError(
                     f"decode preprocessing returned an update that is a {type(update).__name__}, not a dict"
                 )
-        if np.shape(result.embeds) != shape:
+        _check_array("embeddings", result.embeds, shape, "fiu")
+        for what, inputs in (("last hidden states", result.last_hidden), ("text steps", result.text_step)):
+            if inputs is not None and len(inputs) != num_rows:
+                raise ValueError(f"decode preprocessing returned {len(inputs)} {what} for {num_rows}")
+        predictor = self.predictor
+        if predictor is None or rows[0].is_prefill or rows[0].num_tokens != 1:
+            return
+        if result.last_hidden is None or result.text_step is None:
             raise ValueError(
-                f"decode preprocessing returned embeddings of {np.shape(result.embeds)[1:]}, wanted {shape[1:]}"
+                f"decode preprocessing of request {rows[0].req_id!r} returned no last hidden state and text step for "
+                "the code predictor"
             )
-        for what, rows in (("last hidden states", result.last_hidden), ("text steps", result.text_step)):
-            if rows is not None and len(rows) != num_rows:
-                raise ValueError(f"decode preprocessing returned {len(rows)} {what} for {num_rows}")
+        for what, inputs in (("last hidden states", result.last_hidden), ("text steps", result.text_step)):
+            _check_array(what, inputs, (num_rows, predictor.embeds.shape[1]), "fiu")
 
     def _positions_of(self, request: StageRequest, token_ids: IntArray) -> Any:
         arguments = filter_position_arguments(self.model.positions, dict(request.info))
@@ -352,3 +374,12 @@ class StageRunner(_core.StageRunner):
             positions[row.first_token : row.first_token + row.num_tokens] = (
                 prompt[np.minimum(counts, len(prompt) - 1)] + behind
             )
+
+
+def _check_array(what: str, values: Any, shape: tuple[int, ...], kinds: str) -> None:
+    """Raise ValueError unless values are an array of this shape whose type is of these kinds of numbers."""
+    array = np.asarray(values)
+    if array.shape != shape:
+        raise ValueError(f"decode preprocessing returned {what} of shape {array.shape}, wanted {shape}")
+    if array.dtype.kind not in kinds:
+        raise ValueError(f"decode preprocessing returned {what} of type {array.dtype}")
