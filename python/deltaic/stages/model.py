@@ -18,20 +18,20 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a model declares once, at load."""
+    """What a model declares once, at load. TypeError for a codes_key that is not two strings."""
 
     has_talker: bool = False  # has a separate talker submodule
-    predictor_graph_safe: bool | None = None  # None: not declared
-    accepts_generators_per_row: bool = False
+    predictor_graph_safe: bool | None = None  # may be run from a captured graph; None: not declared
+    accepts_generators_per_row: bool = False  # else seeded rows go to predict_codes one by one
     predictor_hidden_size: int | None = None  # None: that of the text model
-    codes_key: Key = ("codes", "audio")
-    gpu_resident_keys: tuple[Key, ...] = ()
+    codes_key: Key = ("codes", "audio")  # where the codes of predict_codes go in the payload
+    gpu_resident_keys: tuple[Key, ...] = ()  # tensors that stay on their device; all others come to the host
     replace_keys: tuple[Key, ...] = ()  # of the hand-over: the latest value instead of all rows
     replaces_session_payload: bool = False  # a new segment's payload takes the place of the old one
     payload_at_request_end: bool = False  # hands over once, by make_payload, instead of by postprocess in each step
-    has_multimodal_outputs: bool = False
-    wants_step_metadata: bool = False
-    wants_request_info: bool = False
+    has_multimodal_outputs: bool = False  # postprocess returns a StageOutput whose payload is handed over
+    wants_step_metadata: bool = False  # begin_step is called
+    wants_request_info: bool = False  # payloads that hooks see have the request's id and features
     hides_ids: bool = False  # the model is given embeddings alone
 
     def __post_init__(self) -> None:
@@ -51,7 +51,10 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Preprocessed:
-    """What a hook makes of rows; nothing is applied until all of a step has been checked."""
+    """What a hook makes of rows; nothing is applied until all of a step has been checked.
+
+    A model that predicts codes gives last_hidden and text_step for every row of decode.
+    """
 
     ids: IntArray  # [num_tokens]
     embeds: FloatArray  # [num_tokens, hidden_size]
@@ -73,13 +76,13 @@ class StepMetadata:
 
 @dataclass(frozen=True, slots=True)
 class PredictorInputs:
-    """The rows of one call of the code predictor. They are views of staging memory."""
+    """The B rows of one call of the code predictor, of P = predictor_hidden_size. They are views of staging memory."""
 
     ids: IntArray  # [B]: the first code of each frame
-    embeds: FloatArray  # [B, H]: its embedding
-    last_hidden: FloatArray  # [B, H]
-    text_step: FloatArray  # [B, H]
-    generator: Any = None  # of the only row
+    embeds: FloatArray  # [B, P]: its embedding
+    last_hidden: FloatArray  # [B, P]
+    text_step: FloatArray  # [B, P]
+    generator: Any = None  # rng.RngStream of the only row: uniform(codebook, count) gives numbers in [0, 1)
     generators: Sequence[Any] | None = None  # one a row, None for rows without a seed
     do_sample: bool | None = None  # None: the model decides
     temperature: float | None = None
@@ -104,7 +107,7 @@ class StageModel:
         raise NotImplementedError
 
     def predict_codes(self, inputs: PredictorInputs) -> tuple[FloatArray, IntArray]:
-        """Return the next embeddings [B, H] and the codes [B, Q] of one frame a row."""
+        """Return the next embeddings [B, hidden_size] and the codes [B, num_codebooks] of one frame a row."""
         raise NotImplementedError
 
     def begin_step(self, step: StepMetadata) -> None:
