@@ -3,7 +3,8 @@
 Tensors are whatever has DLPack, ``__cuda_array_interface__`` or ``__array_interface__``: PyTorch, CuPy, NumPy. A
 request's states lie in blocks of a pool, found through its row of a block table: column c has the state after
 (c + 1) * block_size tokens, the running column the newest one, and the columns after it one a draft token. Block 0 is
-nobody's. Names and arguments are vLLM's.
+nobody's. Names and arguments are vLLM's. What does not fit (a column, a block, a count, a layout) is a ValueError that
+names the numbers.
 """
 
 from __future__ import annotations
