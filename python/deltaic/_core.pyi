@@ -1451,9 +1451,15 @@ class Delivery:
         Rows of one key.
         """
     @property
-    def error(self) -> str: ...
+    def error(self) -> str:
+        """
+        Why it ended with an error; else empty.
+        """
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """
+        Whose it is: REQUEST/GENERATION.
+        """
     @property
     def num_left(self) -> int:
         """
@@ -1465,13 +1471,19 @@ class Delivery:
         Section to name to rows [n, ...] or to the latest value.
         """
     @property
-    def request(self) -> typing.Any: ...
+    def request(self) -> typing.Any:
+        """
+        The latest object of set_request; None without one.
+        """
     @property
-    def status(self) -> EndStatus | None: ...
+    def status(self) -> EndStatus | None:
+        """
+        How the request ended; None while it goes on.
+        """
 
 class StageEdge:
     """
-    The one way from a stage to the next. Ids are REQUEST/GENERATION.
+    The one way from a stage to the next: of each request its rows in order, and then exactly one end. Ids are REQUEST/GENERATION; what comes for a generation that has not begun is parked, for a dead one it is dropped.
     """
     def __init__(
         self,
@@ -1482,52 +1494,70 @@ class StageEdge:
         replace_keys: collections.abc.Sequence[tuple[str, str]] = [],
         capacity: typing.SupportsInt | typing.SupportsIndex = 1048576,
         deadline_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
-    ) -> None: ...
+    ) -> None:
+        """
+        At most `capacity` rows of a request may wait. A request for which nothing new comes for deadline_s seconds ends in an error. Raises InvalidArgument naming the field.
+        """
     def advance(self, now: typing.SupportsFloat | typing.SupportsIndex) -> None:
         """
         Say what time it is, in seconds.
         """
-    def carries(self, key: tuple[str, str]) -> bool: ...
+    def carries(self, key: tuple[str, str]) -> bool:
+        """
+        Whether the edge passes a key on.
+        """
     def close(self, id: str) -> None:
         """
         Cancel a request; what still comes for it is dropped.
         """
     def end(self, id: str, status: EndStatus = EndStatus.ok, error: str = "") -> bool:
         """
-        End a request; only the first end counts.
+        End a request; only the first end counts, others return False. A cancelled request loses what waits.
         """
     def forget(self, id: str) -> None:
         """
-        Drop all that is known of a request.
+        Drop all that is known of a request, of any generation; its id may then be used anew.
         """
-    def is_open(self, id: str) -> bool: ...
+    def is_open(self, id: str) -> bool:
+        """
+        Whether a request has begun and was not closed.
+        """
     def open(self, id: str, num_prompt_rows: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         """
-        Begin a request; what was parked for it is there.
+        Begin a request; what was parked for it is there, an older generation is cancelled. The first chunk has num_prompt_rows more rows. Raises InvalidArgument for a generation that has begun or ended.
         """
     def put(
         self, id: str, key: tuple[str, str], rows: numpy.ndarray, begin: typing.SupportsInt | typing.SupportsIndex = -1
     ) -> bool:
         """
-        Add rows [n, ...] of a key; False where nothing was taken.
+        Add rows [n, ...] behind row `begin` of a key, -1: behind the last; those that were given already stay. False for a dead generation, after the end, or where more rows than the capacity would wait. Raises InvalidArgument for rank 1, a key that the edge replaces, or a `begin` behind the last row.
         """
-    def replaces(self, key: tuple[str, str]) -> bool: ...
+    def replaces(self, key: tuple[str, str]) -> bool:
+        """
+        Whether of a key the latest value counts, not all rows.
+        """
     def set(self, id: str, key: tuple[str, str], value: typing.Any) -> bool:
         """
-        Keep a value that is no rows.
+        Keep a value that is no rows, the latest; False for a dead generation and after the end.
         """
     def set_request(self, id: str, request: typing.Any) -> bool:
         """
-        Keep the latest object of a request.
+        Keep the latest object of a request; False likewise.
         """
     def take(self) -> list[Delivery]:
         """
-        Return what is due now, of all open requests.
+        Return what is due now, of all open requests; of a request its end is the last.
         """
     @property
-    def mode(self) -> EdgeMode: ...
+    def mode(self) -> EdgeMode:
+        """
+        How the edge hands over.
+        """
     @property
-    def num_kept(self) -> int: ...
+    def num_kept(self) -> int:
+        """
+        Requests of which anything is kept.
+        """
 
 class StageTensors:
     """
