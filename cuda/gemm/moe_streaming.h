@@ -7,8 +7,8 @@
 namespace deltaic::cuda {
 
 // One MoE layer for few tokens, in two kernels:
-//   y[t, :] += sum over j of weights[t, j] * SwiGLU of expert_ids[t, j] + shared_weights[t] * SwiGLU of the shared
-//   expert
+//   y[t, :] += sum over j of weights[t, j] * SwiGLU of expert_ids[t, j]
+//              + shared_weights[t] * SwiGLU of the shared expert
 // in f32, in the order j = 0, 1, ..., the shared expert last. An id outside [0, num_experts) adds nothing; the ids of a
 // token differ. Row starts of x and y, and the weights, are 16-byte aligned.
 // x, ids and weights must not come from the kernel just before, unless that is launched dependently and lets the next

@@ -18,7 +18,9 @@ struct NewRequestData {
   std::string req_id;
   std::vector<std::int32_t> prompt_token_ids;
   SamplingParams sampling_params;
-  std::vector<std::vector<int>> block_ids;      // one list a KV-cache group, in the order of KVCacheConfig::groups
+  // One list a KV-cache group, in the order of KVCacheConfig::groups. That of the target's attention group counts; the
+  // others may be empty: the runner gives running slots itself, and a draft group uses the target's blocks.
+  std::vector<std::vector<int>> block_ids;
   int num_computed_tokens = 0;                  // tokens that a prefix hit gives
   std::vector<std::int32_t> prefill_token_ids;  // prompt + output known at admission; empty: the prompt
 };
@@ -27,7 +29,7 @@ struct NewRequestData {
 struct CachedRequestData {
   std::vector<std::string> req_ids;
   std::vector<int> num_computed_tokens;  // before this step
-  std::vector<int> num_output_tokens;    // that the scheduler knows of; or empty: all that the runner has
+  std::vector<int> num_output_tokens;    // as the scheduler counts: the runner forgets others; or empty: none
   // Blocks to append, a list a group; nullopt: none. Or empty: none for anyone.
   std::vector<std::optional<std::vector<std::vector<int>>>> new_block_ids;
   // Ids whose blocks replace the row's instead of being appended. Our scheduler sends them as new instead.

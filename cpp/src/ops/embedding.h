@@ -7,9 +7,9 @@ namespace deltaic {
 
 namespace ops {
 // y[t, :] = table[ids[t], :].
-//   ids    [num_tokens] i32, each in [0, vocab_size): the caller has checked them; on CUDA an id out of range reads row
-//   0 table  [vocab_size, hidden_size]  f32 | f16 | bf16 y      [num_tokens, hidden_size]  f32 (CPU); f32 | f16 | bf16
-//   (CUDA)
+//   ids    [num_tokens] i32, each in [0, vocab_size): the caller has checked them; on CUDA another id reads row 0
+//   table  [vocab_size, hidden_size] f32 | f16 | bf16
+//   y      [num_tokens, hidden_size] f32 (CPU); f32 | f16 | bf16 (CUDA)
 void embedding(const Context& ctx, TensorView ids, const Weight& table, TensorView y);
 }  // namespace ops
 

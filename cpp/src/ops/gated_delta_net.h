@@ -74,9 +74,8 @@ struct GdnSequences {
 //   proj        [num_tokens, row] f32 (CPU); f32 | f16 | bf16 (CUDA); rows contiguous, any row stride
 //   weight      [conv_dim, conv_kernel] f32, channels in the plain order q | k | v; tap conv_kernel - 1 meets the
 //               current token
-//   conv_state  [num_slots, conv_dim, >= conv_kernel - 1 + num_draft_tokens] f32 | f16 | bf16, any slot stride: the
-//   last
-//               conv_kernel - 1 inputs of each channel, oldest first
+//   conv_state  [num_slots, conv_dim, >= conv_kernel - 1 + num_draft_tokens] f32 | f16 | bf16, any slot stride:
+//               the last conv_kernel - 1 inputs of each channel, oldest first
 //   out         [num_tokens, conv_dim] dtype of proj, contiguous, plain order
 void causal_conv(const Context& ctx, const GdnShape& shape, const GdnProjectionLayout& layout, TensorView proj,
                  TensorView weight, const GdnSequences& sequences, TensorView conv_state, TensorView out);

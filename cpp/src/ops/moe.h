@@ -14,9 +14,8 @@ namespace ops {
 //   logits       [num_tokens, num_experts] f32
 //   expert_ids   [num_tokens, k] i32, best first
 //   weights      [num_tokens, k] f32
-//   shared_logits  none, or [num_tokens, 1] f32: the shared expert is then the last of expert_ids and weights, which
-//   have
-//                  k + 1 columns: its id is num_experts, its weight sigmoid(shared_logits[t])
+//   shared_logits  none, or [num_tokens, 1] f32: the shared expert is then the last of expert_ids and weights, of k + 1
+//                  columns: its id is num_experts, its weight sigmoid(shared_logits[t])
 void moe_router(const Context& ctx, TensorView logits, TensorView shared_logits, bool renormalize,
                 TensorView expert_ids, TensorView weights);
 inline void moe_router(const Context& ctx, TensorView logits, bool renormalize, TensorView expert_ids,
