@@ -1,4 +1,4 @@
-"""What sources and pages cite is in the repository: pages with their headings, and files."""
+"""What sources and pages cite is in the repository: pages with their headings, files, variables."""
 
 from __future__ import annotations
 
@@ -76,3 +76,13 @@ def test_files_that_are_named_exist() -> None:
 )
 def test_citations_are_found_across_lines(text: str) -> None:
     assert Citation("docs/models.md", "Norms") in citations(text)
+
+
+def test_every_variable_that_is_read_has_its_line_in_the_environment_page() -> None:
+    reads = re.compile(r'(?:environ\.get\(|environ\[|getenv\(|envvar=)"(\w+)"')
+    folders = [ROOT / "python" / "deltaic", ROOT / "cpp", ROOT / "cuda", ROOT / "tests_cpp"]
+    texts = [path.read_text() for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES]
+    names = {name for text in texts for name in reads.findall(text)}
+    assert len(names) >= 6
+    page = (ROOT / "docs" / "environment.md").read_text()
+    assert not [name for name in sorted(names) if f"| `{name}` |" not in page]
