@@ -122,6 +122,60 @@ TEST_CASE("where a step begins, and what it accepted before, follows from what w
   }
 }
 
+TEST_CASE("D47: ahead of the output, a request that joins starts from an accepted count of one") {
+  const TinyModel& model = model_of(Architecture::qwen3_5);
+  RunnerOptions options = draft_options();
+  options.async_input_combine = true;
+  for (const bool takes_a_row : {false, true}) {
+    CAPTURE(takes_a_row);
+    ModelRunner runner(model.config, model.tensors, draft_caches(model, {.num_blocks = 60}), options);
+    std::map<std::string, Tokens> right;
+    std::vector<AsyncModelRunnerOutput> outputs;
+    const auto admit = [&](Step& step, const std::string& req_id, int number) {
+      std::vector<int> blocks;
+      for (int i = 0; i < 8; ++i) blocks.push_back(1 + 8 * number + i);
+      step.admit(req_id, prompt_of(5, number), blocks, 5);
+      right[req_id] = dense_greedy(runner, prompt_of(5, number), 20);
+    };
+    // A verified step behind so many tokens of output, whose drafts are all right.
+    const auto verify = [&](Step& step, const std::string& req_id, int num_output) {
+      const auto first = right[req_id].begin() + num_output;
+      step.run(req_id, 5 + num_output - 1, 1 + kDrafts, {}, num_output);
+      step.output.scheduled_spec_decode_tokens[req_id] = Tokens(first, first + kDrafts);
+    };
+    const auto enqueue = [&](const Step& step) {
+      CHECK_FALSE(runner.execute_model(step.output).has_value());
+      outputs.push_back(runner.sample_tokens_async());
+    };
+    const auto find = [&](const std::string& req_id) {
+      return static_cast<std::size_t>(runner.input_batch().find(req_id));
+    };
+    Step first(runner);
+    for (int i = 0; i < 3; ++i) admit(first, numbered("old", i), i);
+    enqueue(first);
+    Step second(runner);
+    for (int i = 0; i < 3; ++i) verify(second, numbered("old", i), 1);
+    enqueue(second);
+    const int num_gone = takes_a_row ? 1 : 0;
+    Step third(runner);
+    if (takes_a_row) third.finish(numbered("old", 0));
+    for (int i = num_gone; i < 3; ++i) verify(third, numbered("old", i), 5);
+    admit(third, "new", 3);
+    enqueue(third);
+    Step fourth(runner);
+    for (int i = num_gone; i < 3; ++i) verify(fourth, numbered("old", i), 9);
+    verify(fourth, "new", 1);
+    enqueue(fourth);
+    const auto& num_accepted = runner.last_gdn_meta().num_accepted_tokens;
+    CHECK(num_accepted[find("new")] == 1);
+    for (int i = num_gone; i < 3; ++i) CHECK(num_accepted[find(numbered("old", i))] == 1 + kDrafts);
+    ModelRunnerOutput last;
+    for (AsyncModelRunnerOutput& output : outputs) last = output.get_output();
+    const auto sampled = last.sampled_token_ids[static_cast<std::size_t>(last.req_id_to_index.at("new"))];
+    CHECK(sampled == Tokens(right["new"].begin() + 1, right["new"].begin() + 5));
+  }
+}
+
 TEST_CASE(
     "D50: a prompt in parts beside drafts: the module reads valid tokens, and its drafts are those of a dense chain") {
   for (const Architecture architecture : {Architecture::qwen3, Architecture::qwen3_5}) {

@@ -119,7 +119,9 @@ TEST_CASE("D43: a row without drafts next to one with drafts") {
   engine.step_all({.num_drafts = 3, .num_right = 1});
 }
 
-TEST_CASE("D45, D46: sixteen rows with drafts beside four prefills give what each gives alone") {
+TEST_CASE(
+    "D14, D45, D46: sixteen rows with drafts beside four prefills, all that there is room for, give what each gives "
+    "alone") {
   for (const TinyModel* model : kHybrids) {
     RunnerOptions options = draft_options(330);
     options.max_num_reqs = 20, options.max_num_batched_tokens = 2000;
@@ -170,6 +172,40 @@ TEST_CASE("D48, D49, D68: a slot's next owner finds neither accepted count, nor 
       CHECK(engine.runner.last_step().input_token_ids[0] == request.greedy[0]);
       CHECK(engine.runner.last_step().input_token_ids[1] == request.greedy[1]);
       engine.step_all({.num_drafts = 1, .num_right = 0});
+    }
+}
+
+TEST_CASE(
+    "D48, D49: a slot's next owner whose first step is a decode behind a hit starts from an accepted count of one") {
+  for (int accepted = 1; accepted <= 1 + kDrafts; ++accepted)
+    for (const bool has_drafts : {false, true}) {
+      CAPTURE(accepted);
+      CAPTURE(has_drafts);
+      DraftEngine engine = make_engine(dense_hybrid(), {.block_size = 4, .num_blocks = 40, .num_snapshot_slots = 1});
+      engine.add("source", prompt_of(9, 1)), engine.add("old", prompt_of(5, 3));
+      engine.copies = {{"source", StateCopyKind::snapshot, 8, 8}};
+      engine.step_all({.num_prefill = 8});
+      engine.step({{"old", {.num_drafts = 3, .num_right = accepted - 1}}});
+      engine.finish("old");
+      engine.add("new", prompt_of(9, 1));
+      auto& request = engine.requests["new"];
+      const auto& source = engine.requests["source"].blocks;
+      request.blocks = request.spare_blocks = {source[0], source[1]};
+      request.num_computed = 8;
+      if (has_drafts) request.prefill_length = 8;
+      engine.copies = {{"new", StateCopyKind::hit, 8, 8}};
+      engine.step({{"new", {.num_drafts = 3, .num_right = 2}}});
+      CHECK(engine.runner.gdn_state_slots() == std::map<std::string, int>{{"new", 0}, {"source", 1}});
+      CHECK(engine.runner.last_step().input_token_ids[0] == prompt_of(9, 1)[8]);
+      const int row = engine.runner.input_batch().find("new");
+      const auto num_accepted = [&] {
+        return engine.runner.last_gdn_meta().num_accepted_tokens[static_cast<std::size_t>(row)];
+      };
+      if (has_drafts) CHECK(num_accepted() == 1);
+      engine.step({{"new", {.num_drafts = 3, .num_right = 1}}});
+      CHECK(num_accepted() == (has_drafts ? 3 : 1));
+      engine.step({{"new", {.num_drafts = 2, .num_right = 2}}});
+      CHECK(num_accepted() == 2);
     }
 }
 
