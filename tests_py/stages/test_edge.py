@@ -87,6 +87,24 @@ def test_an_edge_is_bounded_by_what_waits() -> None:
     assert told(edge.take()) == [("a", [3, 4])]
 
 
+@pytest.mark.parametrize("mode", [Full(), Chunked(1, 1)], ids=["full", "chunked"])
+def test_a_hand_over_that_finds_no_room_is_an_error_and_never_a_loss(mode: Any) -> None:
+    made = make(mode).mode
+    edge = StageEdge(made, name="talker -> code2wav", keys=[CODES], capacity=2)
+    edge.open("a")
+    hand_over(edge, "a", {"codes": {"audio": rows(1, 2)}})
+    hand_over(edge, "a", {"codes": {"audio": rows(3)}})
+    edge.end("a")
+    data, end = edge.take()
+    assert told([data]) == [("a", [1, 2])]
+    assert (end.status, end.error) == (EndStatus.error, "there is no room for more rows of codes.audio")
+
+
+def test_a_replaced_key_that_an_edge_does_not_carry_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"edge talker -> code2wav replaces \('codes', 'maks'\), which it does not"):
+        make(replace_keys=[("codes", "maks")])
+
+
 def chunked_mode(first: int, size: int) -> Any:
     return Edge("x", "y", (CODES,), Chunked(first, size)).make().mode
 

@@ -48,7 +48,11 @@ class Edge:
     mode: Full | Chunked = Full()
 
     def make(self, *, deadline_s: float | None = None, replace_keys: Iterable[Key] = ()) -> _core.StageEdge:
-        """Return the edge that stages put into and take from."""
+        """Return the edge that stages put into and take from. ValueError for a replaced key that it does not carry."""
+        replace_keys = list(replace_keys)
+        for key in replace_keys:
+            if key not in self.keys:
+                raise ValueError(f"edge {self.source} -> {self.target} replaces {key!r}, which it does not carry")
         mode = _core.EdgeMode()
         if isinstance(self.mode, Chunked):
             mode = _core.EdgeMode(
@@ -58,7 +62,7 @@ class Edge:
             mode,
             name=f"{self.source} -> {self.target}",
             keys=list(self.keys),
-            replace_keys=list(replace_keys),
+            replace_keys=replace_keys,
             deadline_s=deadline_s,
         )
 

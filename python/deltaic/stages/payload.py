@@ -107,7 +107,8 @@ def hand_over(edge: _core.StageEdge, req_id: str, payload: Mapping[str, Any], re
     """Put what an edge carries of a payload into it; None is passed over.
 
     Tensors of rank 2 and more are rows, which are appended; of everything else, and of the keys that the edge replaces,
-    the latest stays. Nothing is judged by its content: rows of zeros are rows.
+    the latest stays. Nothing is judged by its content: rows of zeros are rows. Where an edge has no room for more
+    rows, the request ends in an error.
     """
     if request is not None:
         edge.set_request(req_id, request)
@@ -120,7 +121,9 @@ def hand_over(edge: _core.StageEdge, req_id: str, payload: Mapping[str, Any], re
         elif len(value.shape) < 2 or edge.replaces(key):
             edge.set(req_id, key, to_host(value))
         else:
-            edge.put(req_id, key, value if isinstance(value, np.ndarray) else to_host(value))
+            rows = value if isinstance(value, np.ndarray) else to_host(value)
+            if not edge.put(req_id, key, rows):  # no room, or an end that is there already and stays
+                edge.end(req_id, _core.EndStatus.error, f"there is no room for more rows of {section}.{name}")
 
 
 def crop_codes(
