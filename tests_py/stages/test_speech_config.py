@@ -53,6 +53,9 @@ def test_a_field_of_the_talker_is_named(tiny_tts: Path, tmp_path: Path, path: st
         ("output_sample_rate", "x", r"config.json: output_sample_rate must be an integer in \[1, "),
         ("decoder_config.num_quantizers", 1, "the codec decodes frames of 1 codes, the talker makes 4"),
         ("decoder_config.num_quantizers", 8, "the codec decodes frames of 8 codes, the talker makes 4"),
+        ("decoder_config.upsample_rates", [2, 0], r"decoder_config.upsample_rates\[1\] must be an integer in \[1, "),
+        ("decoder_config.upsampling_ratios", [-2, 2], r"decoder_config.upsampling_ratios\[0\] must be an integer in "),
+        ("decoder_config.upsample_rates", "x", "decoder_config.upsample_rates must be a list, got 'x'"),
         ("decoder_config.codebook_size", 32, "a codebook of the codec has 32 codes, the code predictor chooses of 64"),
     ],
 )

@@ -145,6 +145,14 @@ def test_row_23_no_seed_is_another_sound_each_time(tiny_tts: Path, seed: int | N
     assert first.frames != second.frames
 
 
+@pytest.mark.parametrize("seed", [None, -1])
+def test_row_23_no_seed_is_no_seed_of_the_residual_codes_either(tiny_tts: Path, seed: int | None) -> None:
+    pipeline = make_pipeline(tiny_tts)
+    first, second = (speak(pipeline, {"a": params(seed=seed, do_sample=False)})["a"].frames[0] for _ in range(2))
+    assert first[0] == second[0]  # chosen by nothing but the model
+    assert first[1:] != second[1:]
+
+
 def test_sampling_of_the_residual_codes_is_the_callers(tiny_tts: Path) -> None:
     def residual(**fields: Any) -> list[list[int]]:
         return speak(make_pipeline(tiny_tts), {"a": params(do_sample=False, **fields)})["a"].frames

@@ -185,6 +185,13 @@ class _Fields:
         """Return an integer in [least, limit)."""
         return self._integer(name, self[name] if default is None else self.get(name, default), least, limit)
 
+    def counts(self, name: str) -> list[int]:
+        """Return a list of integers above 0."""
+        values = self[name]
+        if not isinstance(values, list):
+            raise ValueError(f"{self._path}: {self._prefix}{name} must be a list, got {values!r:.60}")
+        return [self._integer(f"{name}[{i}]", value, 1, 1 << 16) for i, value in enumerate(values)]
+
     def ids(self, name: str, *, limit: int) -> dict[str, int]:
         """Return the ids below `limit` of names, those in lower case; none where the field is missing."""
         ids = self._object(name, self.get(name, {}))
@@ -267,6 +274,6 @@ def _codec(fields: _Fields, *, has_quantizer: bool) -> _core.CodecConfig:
         codebook_dim=fields["codebook_dim"] if has_quantizer else 0,
         latent_dim=fields["latent_dim"] if has_quantizer else hidden,
         decoder_dim=fields["decoder_dim"],
-        upsampling_ratios=list(fields["upsampling_ratios"]),
-        upsample_rates=list(fields["upsample_rates"]),
+        upsampling_ratios=fields.counts("upsampling_ratios"),
+        upsample_rates=fields.counts("upsample_rates"),
     )
