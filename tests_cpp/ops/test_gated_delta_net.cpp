@@ -293,6 +293,7 @@ TEST_CASE("D18: T tokens give the state of T - 1 tokens and one more") {
     const auto whole = run_in_chunks(gdn, {num_tokens}, conv_whole, whole_state);
     const auto parts = run_in_chunks(gdn, {num_tokens - 1, 1}, conv_parts, parts_state);
     CHECK(test::bits(parts.out) == test::bits(whole.out));
+    CHECK(test::bits(conv_parts) == test::bits(conv_whole));
     CHECK(test::bits(parts_state) == test::bits(whole_state));
   }
 }
@@ -358,6 +359,15 @@ TEST_CASE("D11: a token's row offset passes 2^31 elements") {
   CHECK(test::bits(got.conv) == test::bits(expected.conv));
   CHECK(test::bits(got.out) == test::bits(expected.out));
   CHECK(test::bits(temporal) == test::bits(expected_state));
+  // A sequence that begins there.
+  const Tensor two_slots = test::ints({0, 1});
+  const Tensor conv_two = gdn.conv_states(2, DType::f32, NAN), two = gdn.states(2, DType::f32, NAN);
+  const Tensor conv_two_near = gdn.conv_states(2, DType::f32, NAN), two_near = gdn.states(2, DType::f32, NAN);
+  const auto near_out = gdn.run({0, 2, 3}, {0, 1}, {0, 0}, conv_two_near, two_near);
+  const auto far_out = gdn.run_at({0, 2, 3}, two_slots.view(), {0, 0}, conv_two, two, far);
+  CHECK(test::bits(far_out.conv) == test::bits(near_out.conv));
+  CHECK(test::bits(far_out.out) == test::bits(near_out.out));
+  CHECK(test::bits(two) == test::bits(two_near));
   munmap(mapping, num_bytes);
 }
 
