@@ -160,6 +160,21 @@ def test_row_17_silence_in_front_is_bounded_and_later_pauses_stay() -> None:
     assert silence(2, [[0.0] * 10]) == [0.0, 0.0]
 
 
+def test_row_24_silence_that_was_held_back_is_not_heard_after_a_cancel(tiny_tts: Path) -> None:
+    def held(pipeline: SpeechPipeline) -> list[Any]:
+        pipeline.add("a", TEXT, params(num_frames=10, max_leading_silence_s=1.0))
+        pipeline._live["a"].trimmer = SilenceTrimmer(50, threshold=2.0)  # nothing is loud
+        return [chunk for _ in range(8) for chunk in pipeline.step()]
+
+    pipeline = make_pipeline(tiny_tts)
+    assert not any(len(chunk.samples) for chunk in held(pipeline))
+    assert len(run(pipeline)["a"].samples) == 50  # where it ends by itself
+    held(pipeline)
+    pipeline.cancel("a")
+    (final,) = pipeline.step()
+    assert (final.finish_reason, len(final.samples)) == ("abort", 0)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_row_17_the_bound_is_an_option_of_a_clone(tiny_tts: Path, seed: int) -> None:
     class Hushed:
