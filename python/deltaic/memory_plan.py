@@ -86,7 +86,7 @@ def plan_memory(
     A size that the user left open shrinks until it fits, with one log line; one that the user set is refused with
     the numbers (MemoryError), as is a max_model_len beyond the model's (ValueError). weight_bytes are the bytes of the
     weights where they are known; else they follow from the shapes. With num_speculative_tokens there is room for the
-    draft module's cache and the states of all drafts.
+    draft module's cache and the rows of verified steps.
     """
     num_positions = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > num_positions:
