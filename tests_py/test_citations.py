@@ -86,3 +86,11 @@ def test_every_variable_that_is_read_has_its_line_in_the_environment_page() -> N
     assert len(names) >= 6
     page = (ROOT / "docs" / "environment.md").read_text()
     assert not [name for name in sorted(names) if f"| `{name}` |" not in page]
+
+
+def test_numbers_of_bugs_in_tests_are_on_their_page() -> None:
+    number = re.compile(r"\bD\d{2,3}\b")
+    tests = [path for path in sources() if path.relative_to(ROOT).parts[0] in ("tests_cpp", "tests_py")]
+    used = {name for path in tests if path.suffix in (".cpp", ".h", ".py") for name in number.findall(path.read_text())}
+    listed = set(re.findall(r"^\| (D\d+) \|", (ROOT / "docs" / "known_bugs.md").read_text(), re.MULTILINE))
+    assert used == listed

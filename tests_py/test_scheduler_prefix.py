@@ -1,6 +1,6 @@
 """Prefix hits, and where snapshots of recurrent states are taken, without a model.
 
-Of the known bugs, four have no test. D24 and D39 cannot happen: a state is cached at the boundaries where a step ends,
+Of the bugs of docs/known_bugs.md four have no test. D24 and D39 cannot happen: a state is cached at the boundaries where a step ends,
 not at all of them, and in slots of its own, not in pages of the K/V pool. D37 and D71 are about sleep and pause, which
 do not exist.
 """

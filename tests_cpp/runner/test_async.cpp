@@ -15,7 +15,7 @@ ModelRunner make_async_runner(const TinyModel& model, bool combine) {
 
 }  // namespace
 
-TEST_CASE("8: tokens are identical in all four combinations of input combine and async output") {
+TEST_CASE("tokens are identical in all four combinations of input combine and async output") {
   const TinyModel model = tiny_qwen3_5();
   for (const bool combine : {false, true})
     for (const auto output : {Engine::Output::sync, Engine::Output::async}) {
@@ -35,7 +35,7 @@ TEST_CASE("8: tokens are identical in all four combinations of input combine and
     }
 }
 
-TEST_CASE("8: a scheduler that is a step ahead of the output gets the tokens of one that waits") {
+TEST_CASE("a scheduler that is a step ahead of the output gets the tokens of one that waits") {
   const TinyModel model = tiny_qwen3_5();
   for (const bool combine : {false, true}) {
     CAPTURE(combine);
@@ -61,7 +61,7 @@ TEST_CASE("8: a scheduler that is a step ahead of the output gets the tokens of 
   }
 }
 
-TEST_CASE("8: sample_tokens_async records last_sampled_tokens before get_output() is called, which is called once") {
+TEST_CASE("sample_tokens_async records last_sampled_tokens before get_output() is called, which is called once") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_async_runner(model, true);
   CHECK(ModelRunner::supports_async());
@@ -75,7 +75,7 @@ TEST_CASE("8: sample_tokens_async records last_sampled_tokens before get_output(
   CHECK_THROWS_WITH_AS(output.get_output(), "get_output() was called twice for one step", InvalidArgument);
 }
 
-TEST_CASE("8: with input combine a prefill, also the last chunk of one, reads the row's own tokens") {
+TEST_CASE("with input combine a prefill, also the last chunk of one, reads the row's own tokens") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_async_runner(model, true);
   const Tokens prompt = prompt_of(5, 1);
@@ -88,7 +88,7 @@ TEST_CASE("8: with input combine a prefill, also the last chunk of one, reads th
   CHECK(runner.last_step().input_token_ids == Tokens{prompt[4]});
 }
 
-TEST_CASE("8: a request that ends while its next step is in flight leaves no trace") {
+TEST_CASE("a request that ends while its next step is in flight leaves no trace") {
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
   options.async_input_combine = true;

@@ -53,7 +53,7 @@ std::vector<std::string> reordered(const std::vector<std::pair<std::string, RowR
 
 }  // namespace
 
-TEST_CASE("4: past its known prefill and scheduled = 1 + its drafts is a decode, whatever the number of drafts") {
+TEST_CASE("past its known prefill and scheduled = 1 + its drafts is a decode, whatever the number of drafts") {
   for (const int drafts : {0, 1, 3, 7}) {
     CAPTURE(drafts);
     CHECK(region_of(make_row({"a", 3, 4, 3, 1 + drafts, drafts})) == decode);
@@ -62,33 +62,33 @@ TEST_CASE("4: past its known prefill and scheduled = 1 + its drafts is a decode,
   CHECK(region_of(make_row({"a", 3, 3, 3, 1})) == decode);
 }
 
-TEST_CASE("4: computed 0 is a prefill, also with one token") {
+TEST_CASE("computed 0 is a prefill, also with one token") {
   CHECK(region_of(make_row({"a", 1, 1, 0, 1})) == prefill);
   CHECK(region_of(make_row({"a", 9, 9, 0, 4})) == prefill);
 }
 
-TEST_CASE("4: scheduled > 1 and has context is a long extend") {
+TEST_CASE("scheduled > 1 and has context is a long extend") {
   CHECK(region_of(make_row({"a", 9, 9, 4, 5})) == long_extend);
   CHECK(region_of(make_row({"a", 9, 9, 4, 2})) == long_extend);
 }
 
-TEST_CASE("4: one token, still inside its known prefill, is a short extend") {
+TEST_CASE("one token, still inside its known prefill, is a short extend") {
   CHECK(region_of(make_row({"a", 9, 9, 8, 1})) == short_extend);
   CHECK(region_of(make_row({"a", 9, 9, 4, 1})) == short_extend);
   // A request that came back after a preemption, inside the output that it had.
   CHECK(region_of(make_row({"a", 3, 9, 5, 1})) == short_extend);
 }
 
-TEST_CASE("4: [P0, P1, D] becomes [D, P1, P0]") {
+TEST_CASE("[P0, P1, D] becomes [D, P1, P0]") {
   CHECK(reordered({{"P0", prefill}, {"P1", prefill}, {"D", decode}}) == std::vector<std::string>{"D", "P1", "P0"});
 }
 
-TEST_CASE("4: two prefills keep their order") {
+TEST_CASE("two prefills keep their order") {
   CHECK(reordered({{"P0", prefill}, {"P1", prefill}}) == std::vector<std::string>{"P0", "P1"});
   CHECK(reordered({{"D", decode}, {"P0", prefill}, {"P1", prefill}}) == std::vector<std::string>{"D", "P0", "P1"});
 }
 
-TEST_CASE("4: rows already inside their region's span do not move") {
+TEST_CASE("rows already inside their region's span do not move") {
   CHECK(reordered({{"P0", prefill},
                    {"D0", decode},
                    {"L", long_extend},
@@ -97,11 +97,11 @@ TEST_CASE("4: rows already inside their region's span do not move") {
                    {"D1", decode}}) == std::vector<std::string>{"D1", "D0", "S", "L", "P1", "P0"});
 }
 
-TEST_CASE("4: rows that do not run come behind all that do") {
+TEST_CASE("rows that do not run come behind all that do") {
   CHECK(reordered({{"I", idle}, {"P", prefill}, {"D", decode}}) == std::vector<std::string>{"D", "P", "I"});
 }
 
-TEST_CASE("4: rows are arranged by ascending region with the fewest swaps") {
+TEST_CASE("rows are arranged by ascending region with the fewest swaps") {
   std::mt19937 rng(7);
   BatchReorder reorder;
   for (int repeat = 0; repeat < 400; ++repeat) {
@@ -114,14 +114,14 @@ TEST_CASE("4: rows are arranged by ascending region with the fewest swaps") {
   }
 }
 
-TEST_CASE("4: the fewest swaps, two pairs and two cycles of three") {
+TEST_CASE("the fewest swaps, two pairs and two cycles of three") {
   const std::vector<RowRegion> regions{short_extend, short_extend, long_extend, decode,
                                        long_extend,  prefill,      prefill,     decode};
   BatchReorder reorder;
   CHECK(reorder.plan(regions).size() == fewest_swaps(regions));
 }
 
-TEST_CASE("4: a swap carries every per-row field") {
+TEST_CASE("a swap carries every per-row field") {
   const std::vector<std::int64_t> strides{4, 2};
   InputBatch batch(4, strides);
   BatchRow fresh = make_row({"P", 5, 5, 0, 5});

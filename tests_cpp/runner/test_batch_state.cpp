@@ -11,7 +11,7 @@ using Ids = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("3: finished ids are dropped, then diffs applied, then new requests take the lowest hole") {
+TEST_CASE("finished ids are dropped, then diffs applied, then new requests take the lowest hole") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   Step first(runner);
@@ -33,7 +33,7 @@ TEST_CASE("3: finished ids are dropped, then diffs applied, then new requests ta
   CHECK(std::vector(blocks.begin(), blocks.end()) == std::vector<std::int32_t>{1, 5});
 }
 
-TEST_CASE("3: a cached id that is not known is ignored") {
+TEST_CASE("a cached id that is not known is ignored") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   Step first(runner);
@@ -46,7 +46,7 @@ TEST_CASE("3: a cached id that is not known is ignored") {
   CHECK(runner.input_batch().num_reqs() == 1);
 }
 
-TEST_CASE("3: a request that is alive but not scheduled keeps its state slot and its row data") {
+TEST_CASE("a request that is alive but not scheduled keeps its state slot and its row data") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   const Tokens prompt_a = prompt_of(3, 1);
@@ -82,7 +82,7 @@ TEST_CASE("3: a request that is alive but not scheduled keeps its state slot and
   CHECK(of("b") == Tokens{dense_argmax(runner, tokens_b)});
 }
 
-TEST_CASE("3: a pre-empted request comes back as a new one whose prefill ids are prompt + produced tokens") {
+TEST_CASE("a pre-empted request comes back as a new one whose prefill ids are prompt + produced tokens") {
   const TinyModel model = tiny_qwen3_5();
   for (const int chunk : {1000, 3, 1}) {
     CAPTURE(chunk);
@@ -99,7 +99,7 @@ TEST_CASE("3: a pre-empted request comes back as a new one whose prefill ids are
   }
 }
 
-TEST_CASE("3: resumed ids are accepted from callers: their blocks replace the row's and nothing is computed any more") {
+TEST_CASE("resumed ids are accepted from callers: their blocks replace the row's and nothing is computed any more") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   const Tokens prompt = prompt_of(5, 1);
@@ -131,7 +131,7 @@ TEST_CASE("3: resumed ids are accepted from callers: their blocks replace the ro
   }
 }
 
-TEST_CASE("3: output tokens that the scheduler discarded are forgotten") {
+TEST_CASE("output tokens that the scheduler discarded are forgotten") {
   const TinyModel model = tiny_qwen3();
   ModelRunner runner = make_runner(model);
   const Tokens prompt = prompt_of(3, 1);

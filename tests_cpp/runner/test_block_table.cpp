@@ -17,7 +17,7 @@ constexpr int kNull = BlockTable::kNull;
 
 }  // namespace
 
-TEST_CASE("5: block tables are persistent with one row stride in elements") {
+TEST_CASE("block tables are persistent with one row stride in elements") {
   BlockTable table(3, 4);
   table.assign(0, std::vector<int>{7, 8, 9});
   table.assign(1, std::vector<int>{4});

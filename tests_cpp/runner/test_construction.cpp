@@ -31,7 +31,7 @@ std::string refusal(const TinyModel& model, const KVCacheConfig& config,
 
 }  // namespace
 
-TEST_CASE("2: the target group is the first full-attention group that is not marked as draft") {
+TEST_CASE("the target group is the first full-attention group that is not marked as draft") {
   const TinyModel model = tiny_qwen3_5();
   const KVCacheConfig plain = cache_config(model.config);
   const auto target = plain.groups[0];
@@ -55,7 +55,7 @@ TEST_CASE("2: the target group is the first full-attention group that is not mar
   }
 }
 
-TEST_CASE("10: with a draft model's group, marked or unmarked, the target stays group 0 and GDN group 1") {
+TEST_CASE("with a draft model's group, marked or unmarked, the target stays group 0 and GDN group 1") {
   const TinyModel model = tiny_qwen3_5();
   for (const bool is_marked : {true, false}) {
     CAPTURE(is_marked);
@@ -71,8 +71,7 @@ TEST_CASE("10: with a draft model's group, marked or unmarked, the target stays 
   }
 }
 
-TEST_CASE(
-    "2: without a mamba group every layer is full attention; layer_types may be empty; no GDN state is allocated") {
+TEST_CASE("without a mamba group every layer is full attention; layer_types may be empty; no GDN state is allocated") {
   TinyModel model = tiny_qwen3();
   model.config.layer_kinds.clear();
   Engine engine(make_runner(model));
@@ -85,7 +84,7 @@ TEST_CASE(
   CHECK(engine.runner.gdn_state_slots().empty());
 }
 
-TEST_CASE("2: attention page size comes from the spec, never from the model config") {
+TEST_CASE("attention page size comes from the spec, never from the model config") {
   const TinyModel model = tiny_qwen3_5();
   SUBCASE("a default spec gives exactly 2 x block x heads x head_size x sizeof(dtype)") {
     const ModelRunner runner = make_runner(model, {.block_size = 8, .kv_dtype = DType::bf16});
@@ -114,7 +113,7 @@ TEST_CASE("2: attention page size comes from the spec, never from the model conf
   }
 }
 
-TEST_CASE("2: one paged KV cache per full-attention layer, one state cache per GDN layer") {
+TEST_CASE("one paged KV cache per full-attention layer, one state cache per GDN layer") {
   const TinyModel model = tiny_qwen3_5();
   const ModelRunner runner = make_runner(model, {.block_size = 4, .num_blocks = 10, .num_speculative_tokens = 0});
   CHECK(runner.num_blocks() == 10);
@@ -133,7 +132,7 @@ TEST_CASE("2: one paged KV cache per full-attention layer, one state cache per G
   CHECK(runner.cache_bytes() == 10 * runner.fa_page_size_bytes() + 3 * 8 * (64 * 3 + 4 * 8 * 8) * 4);
 }
 
-TEST_CASE("2: any pair of f32, bf16, f16 is allocatable, and a row of both states together is the spec's page") {
+TEST_CASE("any pair of f32, bf16, f16 is allocatable, and a row of both states together is the spec's page") {
   const TinyModel model = tiny_qwen3_5();
   for (const DType conv : {DType::f32, DType::bf16, DType::f16})
     for (const DType temporal : {DType::f32, DType::bf16, DType::f16}) {
@@ -151,7 +150,7 @@ TEST_CASE("2: any pair of f32, bf16, f16 is allocatable, and a row of both state
     }
 }
 
-TEST_CASE("2: padding of a mamba page is honoured as the slot stride") {
+TEST_CASE("padding of a mamba page is honoured as the slot stride") {
   const TinyModel model = tiny_qwen3_5();
   KVCacheConfig config = cache_config(model.config);
   auto& spec = std::get<MambaSpec>(config.groups[1].spec);
@@ -164,7 +163,7 @@ TEST_CASE("2: padding of a mamba page is honoured as the slot stride") {
   CHECK(engine.generate("b", 4) == dense_greedy(engine.runner, prompt_of(3, 2), 4));
 }
 
-TEST_CASE("2: state slots are sized by the number of live sequences, never by the number of KV blocks") {
+TEST_CASE("state slots are sized by the number of live sequences, never by the number of KV blocks") {
   const TinyModel model = tiny_qwen3_5();
   const auto slots = [&](const CacheChoice& choice, std::optional<int> num_running_slots = std::nullopt) {
     RunnerOptions options = small_options();
@@ -181,7 +180,7 @@ TEST_CASE("2: state slots are sized by the number of live sequences, never by th
   CHECK(slots({.num_snapshot_slots = 5}, 2) == 7);
 }
 
-TEST_CASE("2: with S speculative tokens the conv state is [slots, conv_dim, K - 1 + S] and results stay right") {
+TEST_CASE("with S speculative tokens the conv state is [slots, conv_dim, K - 1 + S] and results stay right") {
   if (on_cuda()) return;  // it has none
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
@@ -194,7 +193,7 @@ TEST_CASE("2: with S speculative tokens the conv state is [slots, conv_dim, K - 
   CHECK(engine.runner.gdn_state_slots() == std::map<std::string, int>{{"a", 0}, {"b", 1}});
 }
 
-TEST_CASE("2: layers of one group may have specs of their own") {
+TEST_CASE("layers of one group may have specs of their own") {
   const TinyModel model = tiny_qwen3_5();
   KVCacheConfig config = cache_config(model.config);
   const auto spec = std::get<MambaSpec>(config.groups[1].spec);
@@ -208,7 +207,7 @@ TEST_CASE("2: layers of one group may have specs of their own") {
   CHECK(runner.gdn_state()[2].temporal.dtype == DType::bf16);
 }
 
-TEST_CASE("2: what cannot be allocated or run is refused by name at construction") {
+TEST_CASE("what cannot be allocated or run is refused by name at construction") {
   const TinyModel model = tiny_qwen3_5();
   const KVCacheConfig good = cache_config(model.config);
   const auto attention = [&](auto change) {
@@ -264,7 +263,7 @@ TEST_CASE("2: what cannot be allocated or run is refused by name at construction
         "KV-cache group 1 (mamba) names 2 layers, the model has 3 of that kind");
 }
 
-TEST_CASE("2: options out of range are refused by name at construction") {
+TEST_CASE("options out of range are refused by name at construction") {
   const TinyModel model = tiny_qwen3_5();
   const auto refused = [&](auto change) {
     RunnerOptions options = small_options();
@@ -279,7 +278,7 @@ TEST_CASE("2: options out of range are refused by name at construction") {
         "num_speculative_tokens is -1, it cannot be negative");
 }
 
-TEST_CASE("11: a runner is built from a checkpoint folder, or from a config and a map of tensors in memory") {
+TEST_CASE("a runner is built from a checkpoint folder, or from a config and a map of tensors in memory") {
   const std::filesystem::path folder = std::filesystem::path(DELTAIC_SOURCE_DIR) / "tests_py/data/parity/qwen3_5/fp32";
   const ModelConfig config = load_model_config(folder);
   Engine engine(ModelRunner(folder, cache_config(config), small_options()));
@@ -289,7 +288,7 @@ TEST_CASE("11: a runner is built from a checkpoint folder, or from a config and 
   CHECK(engine.generate("a", 4) == dense_greedy(engine.runner, prompt_of(7, 1), 4));
 }
 
-TEST_CASE("11: a runner can be moved") {
+TEST_CASE("a runner can be moved") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner first = make_runner(model);
   ModelRunner second = std::move(first);
@@ -298,7 +297,7 @@ TEST_CASE("11: a runner can be moved") {
   CHECK(engine.generate("a", 2) == dense_greedy(engine.runner, prompt_of(7, 1), 2));
 }
 
-TEST_CASE("2: a device that there is not is refused") {
+TEST_CASE("a device that there is not is refused") {
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
   options.device = {DeviceType::cuda, num_cuda_devices()};
@@ -309,7 +308,7 @@ TEST_CASE("2: a device that there is not is refused") {
                          InvalidArgument);
 }
 
-TEST_CASE("2: drafts that a script accepts are for CUDA") {
+TEST_CASE("drafts that a script accepts are for CUDA") {
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
   options.device = {};
@@ -318,7 +317,7 @@ TEST_CASE("2: drafts that a script accepts are for CUDA") {
   CHECK_THROWS_AS(make_runner(model, {.num_speculative_tokens = 2}, options), Unsupported);
 }
 
-TEST_CASE("2: the CPU computes in f32") {
+TEST_CASE("the CPU computes in f32") {
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
   options.device = {};

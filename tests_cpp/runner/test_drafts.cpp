@@ -409,7 +409,7 @@ TEST_CASE("a verified step that does not fit is refused, and changes nothing") {
                        InvalidArgument);
 }
 
-TEST_CASE("10: the draft module's group, marked or not, makes drafts: those of a dense chain, in any batch") {
+TEST_CASE("the draft module's group, marked or not, makes drafts: those of a dense chain, in any batch") {
   for (const Architecture architecture : {Architecture::qwen3, Architecture::qwen3_5, Architecture::qwen3_next})
     for (const bool is_marked : {true, false}) {
       const TinyModel model = make_tiny_model(architecture, {.mtp = true});

@@ -8,7 +8,7 @@
 using namespace deltaic;
 using namespace deltaic::test;
 
-TEST_CASE("7: execute_model returns nothing when a forward ran; an empty batch gives an empty output") {
+TEST_CASE("execute_model returns nothing when a forward ran; an empty batch gives an empty output") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   const auto empty = runner.execute_model(SchedulerOutput{});
@@ -30,8 +30,7 @@ TEST_CASE("7: execute_model returns nothing when a forward ran; an empty batch g
   CHECK(runner.last_attn_meta().seq_lens.empty());
 }
 
-TEST_CASE(
-    "7: execute_model may be called again without sampling, and a decode whose token was never sampled still runs") {
+TEST_CASE("execute_model may be called again without sampling, and a decode whose token was never sampled still runs") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   Step first(runner);
@@ -46,8 +45,7 @@ TEST_CASE(
   CHECK(runner.input_batch().num_tokens(0) == 4);
 }
 
-TEST_CASE(
-    "7: a row with seq_len < its known token count is a partial prefill: empty list, no growth, kept in the order") {
+TEST_CASE("a row with seq_len < its known token count is a partial prefill: empty list, no growth, kept in the order") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   const Tokens prompt = prompt_of(10, 1);
@@ -66,7 +64,7 @@ TEST_CASE(
   CHECK(runner.input_batch().num_tokens(0) == 11);
 }
 
-TEST_CASE("7: the token is written at column (token count), the count grows by one, last_sampled_tokens is set") {
+TEST_CASE("the token is written at column (token count), the count grows by one, last_sampled_tokens is set") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   Step step(runner);
@@ -77,7 +75,7 @@ TEST_CASE("7: the token is written at column (token count), the count grows by o
   CHECK(runner.input_batch().last_sampled_tokens()[0] == token);
 }
 
-TEST_CASE("7: greedy decoding over N steps reads what the last step wrote") {
+TEST_CASE("greedy decoding over N steps reads what the last step wrote") {
   for (const TinyModel& model : {tiny_qwen3_5(), tiny_qwen3_next(), tiny_qwen3()}) {
     CAPTURE(name(model.config.architecture));
     Engine engine(make_runner(model));
@@ -93,7 +91,7 @@ TEST_CASE("7: greedy decoding over N steps reads what the last step wrote") {
   }
 }
 
-TEST_CASE("7: each row of a batch gives the argmax of a dense forward over its own tokens alone") {
+TEST_CASE("each row of a batch gives the argmax of a dense forward over its own tokens alone") {
   for (const TinyModel& model : {tiny_qwen3_5(), tiny_qwen3_next(), tiny_qwen3()})
     for (const int chunk : {1000, 7, 3, 1}) {
       CAPTURE(name(model.config.architecture));

@@ -9,15 +9,14 @@
 using namespace deltaic;
 using test::make_row;
 
-TEST_CASE("6: validate_gdn_state_indices accepts unique indices in range, -1 being an inert padding row") {
+TEST_CASE("validate_gdn_state_indices accepts unique indices in range, -1 being an inert padding row") {
   const std::vector<std::int32_t> indices{2, -1, 0, -1};
   CHECK_NOTHROW(validate_gdn_state_indices(indices, 4, 3));
   CHECK_NOTHROW(validate_gdn_state_indices(indices, 2, 3));
   CHECK_NOTHROW(validate_gdn_state_indices({}, 0, 0));
 }
 
-TEST_CASE(
-    "6: validate_gdn_state_indices throws on a duplicate, out of range, another negative, too few, naming the row") {
+TEST_CASE("validate_gdn_state_indices throws on a duplicate, out of range, another negative, too few, naming the row") {
   const auto validate = [](std::vector<std::int32_t> indices, int required, int num_slots) {
     validate_gdn_state_indices(indices, required, num_slots);
   };
@@ -31,7 +30,7 @@ TEST_CASE(
   CHECK_THROWS_AS(validate({0}, 1, 0), InvalidArgument);
 }
 
-TEST_CASE("5: GDN metadata is leading decodes, then prefills; prefill sub-arrays are rebased") {
+TEST_CASE("GDN metadata is leading decodes, then prefills; prefill sub-arrays are rebased") {
   const std::vector<std::int64_t> strides{4};
   InputBatch batch(4, strides);
   int slot = 5;

@@ -5,7 +5,7 @@
 using namespace deltaic;
 using namespace deltaic::test;
 
-TEST_CASE("4: the identity case holds field by field") {
+TEST_CASE("the identity case holds field by field") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model, {.block_size = 8, .num_blocks = 8});
   const auto make_request = [](const std::string& req_id, Tokens prompt, std::vector<std::vector<int>> blocks) {
@@ -77,7 +77,7 @@ TEST_CASE("4: the identity case holds field by field") {
   CHECK(batch.last_sampled_tokens()[1] == output.sampled_token_ids[1][0]);
 }
 
-TEST_CASE("4: identity case, sampling writes D's token into D's row (4 -> 5 tokens) and P's into P's (5 -> 6)") {
+TEST_CASE("identity case, sampling writes D's token into D's row (4 -> 5 tokens) and P's into P's (5 -> 6)") {
   const TinyModel model = tiny_qwen3_5();
   RunnerOptions options = small_options();
   options.poison_caches = false;  // D's three computed tokens are taken from zeroed caches
@@ -103,7 +103,7 @@ TEST_CASE("4: identity case, sampling writes D's token into D's row (4 -> 5 toke
   CHECK(run_step(alone, single).sampled_token_ids[0] == output.sampled_token_ids[1]);
 }
 
-TEST_CASE("4: all consumers read the order after the reorder") {
+TEST_CASE("all consumers read the order after the reorder") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   const Tokens prompts[] = {prompt_of(5, 1), prompt_of(6, 2), prompt_of(3, 3), prompt_of(9, 4), prompt_of(7, 5)};

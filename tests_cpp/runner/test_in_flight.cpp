@@ -28,8 +28,7 @@ Tokens of(const ModelRunnerOutput& output, const std::string& req_id) {
 
 }  // namespace
 
-TEST_CASE(
-    "8: many steps in flight, read in any order or not at all, give the tokens of steps read at once [sanitizer]") {
+TEST_CASE("many steps in flight, read in any order or not at all, give the tokens of steps read at once [sanitizer]") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_combining_runner(model);
   const Tokens prompt_a = prompt_of(5, 1), prompt_b = prompt_of(7, 2);
@@ -65,7 +64,7 @@ TEST_CASE(
   CHECK(std::count(inputs.begin(), inputs.end(), b[6]) >= 1);
 }
 
-TEST_CASE("8: without input combine a decode of a token in flight reads it on the device") {
+TEST_CASE("without input combine a decode of a token in flight reads it on the device") {
   const TinyModel model = tiny_qwen3_next();
   ModelRunner runner = make_runner(model);
   const Tokens prompt = prompt_of(5, 1), expected = dense_greedy(runner, prompt, 3);
@@ -78,7 +77,7 @@ TEST_CASE("8: without input combine a decode of a token in flight reads it on th
   CHECK(three.get_output().sampled_token_ids[0] == Tokens{expected[2]});
 }
 
-TEST_CASE("8: requests end, are preempted and come back while their tokens are in flight [sanitizer]") {
+TEST_CASE("requests end, are preempted and come back while their tokens are in flight [sanitizer]") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_combining_runner(model, 3);
   const Tokens prompt = prompt_of(6, 3), other = prompt_of(4, 5);
@@ -135,7 +134,7 @@ TEST_CASE("8: requests end, are preempted and come back while their tokens are i
   }
 }
 
-TEST_CASE("8: an output may be read after its runner is gone") {
+TEST_CASE("an output may be read after its runner is gone") {
   const TinyModel model = tiny_qwen3_5();
   const Tokens prompt = prompt_of(5, 1);
   std::optional<ModelRunner> runner(make_combining_runner(model));

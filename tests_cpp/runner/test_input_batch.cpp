@@ -19,7 +19,7 @@ InputBatch make_batch(const Ids& ids) {
 
 }  // namespace
 
-TEST_CASE("3: new requests go into the lowest hole, else are appended") {
+TEST_CASE("new requests go into the lowest hole, else are appended") {
   InputBatch batch = make_batch({"a", "b", "c"});
   batch.remove(1);
   batch.remove(0);
@@ -30,7 +30,7 @@ TEST_CASE("3: new requests go into the lowest hole, else are appended") {
   CHECK(batch.req_ids() == Ids{"d", "e", "c", "f"});
 }
 
-TEST_CASE("3: the last active row moves into the lowest hole until the rows are dense") {
+TEST_CASE("the last active row moves into the lowest hole until the rows are dense") {
   InputBatch batch = make_batch({"a", "b", "c", "d"});
   batch.append_sampled_token(3, 55);
   batch.remove(2);
@@ -48,7 +48,7 @@ TEST_CASE("3: the last active row moves into the lowest hole until the rows are 
   CHECK(batch.last_sampled_tokens()[3] == 0);
 }
 
-TEST_CASE("3: rows that end behind the last live one leave no hole") {
+TEST_CASE("rows that end behind the last live one leave no hole") {
   InputBatch batch = make_batch({"a", "b", "c", "d"});
   batch.remove(3);
   batch.remove(2);
@@ -74,7 +74,7 @@ TEST_CASE("D48, D49: a row's new owner starts with accepted count 1 and no last 
   CHECK(batch.last_sampled_tokens()[0] == 0);
 }
 
-TEST_CASE("9: generators maps row -> seed for seeded rows only; top_k outside (0, vocab) means vocab") {
+TEST_CASE("generators maps row -> seed for seeded rows only; top_k outside (0, vocab) means vocab") {
   const std::vector<std::int64_t> strides{4};
   InputBatch batch(4, strides);
   const auto add = [&](const std::string& id, float temperature, int top_k, std::optional<std::int64_t> seed) {
@@ -98,7 +98,7 @@ TEST_CASE("9: generators maps row -> seed for seeded rows only; top_k outside (0
   CHECK_FALSE(metadata.all_greedy);
 }
 
-TEST_CASE("9: unseeded requests get a fresh random seed each") {
+TEST_CASE("unseeded requests get a fresh random seed each") {
   NewRequestData request;
   request.req_id = "a";
   request.prompt_token_ids = {1};

@@ -11,7 +11,7 @@ using Slots = std::map<std::string, int>;
 
 }  // namespace
 
-TEST_CASE("6: slots are keyed on the request id, never on a block id: two requests in mamba block 0 have two slots") {
+TEST_CASE("slots are keyed on the request id, never on a block id: two requests in mamba block 0 have two slots") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   Step step(runner);
@@ -24,7 +24,7 @@ TEST_CASE("6: slots are keyed on the request id, never on a block id: two reques
         std::vector<Tokens>{{dense_argmax(runner, prompt_of(5, 1))}, {dense_argmax(runner, prompt_of(6, 2))}});
 }
 
-TEST_CASE("6: slots are handed out in the row order after the reorder") {
+TEST_CASE("slots are handed out in the row order after the reorder") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   Step step(runner);
@@ -38,7 +38,7 @@ TEST_CASE("6: slots are handed out in the row order after the reorder") {
   CHECK(runner.gdn_state_slots() == Slots{{"D", 0}, {"P1", 1}, {"P0", 2}});
 }
 
-TEST_CASE("6: slots are reclaimed at the start of the next step that schedules tokens, and reused in that same step") {
+TEST_CASE("slots are reclaimed at the start of the next step that schedules tokens, and reused in that same step") {
   const TinyModel model = tiny_qwen3_5();
   ModelRunner runner = make_runner(model);
   Step first(runner);
@@ -90,7 +90,7 @@ TEST_CASE("5, 6: a fresh prompt of one token never inherits what the slot's form
   }
 }
 
-TEST_CASE("6: two live sequences longer than a mamba block keep two slots and their own states") {
+TEST_CASE("two live sequences longer than a mamba block keep two slots and their own states") {
   const TinyModel model = tiny_qwen3_5();
   KVCacheConfig config = cache_config(model.config);
   std::get<MambaSpec>(config.groups[1].spec).block_size = 4;
@@ -101,7 +101,7 @@ TEST_CASE("6: two live sequences longer than a mamba block keep two slots and th
   CHECK(engine.runner.gdn_state_slots() == Slots{{"a", 0}, {"b", 1}});
 }
 
-TEST_CASE("6: more live sequences than slots: a clear error that names both numbers, and the others go on") {
+TEST_CASE("more live sequences than slots: a clear error that names both numbers, and the others go on") {
   const TinyModel model = tiny_qwen3_5();
   KVCacheConfig config = cache_config(model.config);
   config.num_running_slots = 2;

@@ -50,7 +50,7 @@ TEST_CASE("D81: a seeded request alone, with 7 unseeded companions and after oth
   }
 }
 
-TEST_CASE("9: two unseeded runs differ, and so do two seeds; the same seed does not") {
+TEST_CASE("two unseeded runs differ, and so do two seeds; the same seed does not") {
   const TinyModel model = tiny_qwen3_5();
   const Tokens prompt = prompt_of(5, 1);
   CHECK(alone(model, prompt, unseeded(), 20) != alone(model, prompt, unseeded(), 20));
@@ -58,7 +58,7 @@ TEST_CASE("9: two unseeded runs differ, and so do two seeds; the same seed does 
   CHECK(alone(model, prompt, seeded(1), 20) == alone(model, prompt, seeded(1), 20));
 }
 
-TEST_CASE("9: fresh entropy is drawn once for a request: it keeps its seed over a preemption") {
+TEST_CASE("fresh entropy is drawn once for a request: it keeps its seed over a preemption") {
   const TinyModel model = tiny_qwen3_5();
   Engine engine(make_runner(model));
   engine.add("a", prompt_of(3, 1), unseeded());
@@ -74,7 +74,7 @@ TEST_CASE("9: fresh entropy is drawn once for a request: it keeps its seed over 
   CHECK(engine.runner.input_batch().row(0).seed != seed);
 }
 
-TEST_CASE("9: temperature 0 is greedy; all_greedy is false if any row samples") {
+TEST_CASE("temperature 0 is greedy; all_greedy is false if any row samples") {
   const TinyModel model = tiny_qwen3_5();
   Engine engine(make_runner(model));
   engine.add("g", prompt_of(3, 1));

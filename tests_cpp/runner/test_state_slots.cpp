@@ -6,14 +6,14 @@
 
 using namespace deltaic;
 
-TEST_CASE("6: slots are handed out 0, 1, 2, ... and count from 0") {
+TEST_CASE("slots are handed out 0, 1, 2, ... and count from 0") {
   StateSlots slots(3);
   CHECK(slots.assign("a") == 0);
   CHECK(slots.assign("b") == 1);
   CHECK(slots.assign("c") == 2);
 }
 
-TEST_CASE("6: an ended request keeps its slot until the reclaim, then the lowest free slot is handed out") {
+TEST_CASE("an ended request keeps its slot until the reclaim, then the lowest free slot is handed out") {
   StateSlots slots(3);
   slots.assign("a"), slots.assign("b"), slots.assign("c");
   slots.end("c");
@@ -29,7 +29,7 @@ TEST_CASE("6: an ended request keeps its slot until the reclaim, then the lowest
   CHECK(slots.slots().at("b") == 1);
 }
 
-TEST_CASE("6: more live sequences than slots is a clear error that names both numbers") {
+TEST_CASE("more live sequences than slots is a clear error that names both numbers") {
   StateSlots slots(2);
   slots.assign("a"), slots.assign("b");
   CHECK_THROWS_WITH_AS(slots.assign("c"), "request c needs a state slot: 3 live sequences, state slots for 2",

@@ -21,7 +21,7 @@ using Longs = std::vector<std::int64_t>;
 
 }  // namespace
 
-TEST_CASE("5: position = computed + j, seq_len = computed + scheduled, logits index = query_start_loc[i + 1] - 1") {
+TEST_CASE("position = computed + j, seq_len = computed + scheduled, logits index = query_start_loc[i + 1] - 1") {
   const InputBatch batch = make_batch({{"a", 3, 4, 3, 1}, {"b", 9, 9, 4, 5}, {"c", 2, 2, 0, 2}}, {{0}, {5, 6, 7}, {3}});
   StepInputs inputs;
   build_step_inputs(batch, 3, false, inputs);
@@ -36,7 +36,7 @@ TEST_CASE("5: position = computed + j, seq_len = computed + scheduled, logits in
   CHECK(metadata.block_table_row_stride == 4);
 }
 
-TEST_CASE("5: only the rows that run are built, and a smaller step leaves nothing of a larger one") {
+TEST_CASE("only the rows that run are built, and a smaller step leaves nothing of a larger one") {
   InputBatch batch = make_batch({{"a", 4, 4, 0, 4}, {"b", 2, 2, 0, 2}}, {{0}, {1}});
   StepInputs inputs;
   build_step_inputs(batch, 2, false, inputs);
@@ -48,7 +48,7 @@ TEST_CASE("5: only the rows that run are built, and a smaller step leaves nothin
   CHECK(inputs.input_token_ids.empty());
 }
 
-TEST_CASE("8: the last input id is last_sampled_tokens[row] if and only if seq_len > prefill length") {
+TEST_CASE("the last input id is last_sampled_tokens[row] if and only if seq_len > prefill length") {
   InputBatch batch = make_batch({{"a", 3, 3, 3, 1}, {"b", 3, 3, 1, 2}, {"c", 3, 3, 3, 1}}, {{0}, {1}, {2}});
   for (int row = 0; row < 2; ++row) batch.append_sampled_token(row, 40 + row);
   SUBCASE("a stale host token at that column is never seen") { batch.row(0).token_ids[3] = 99; }
@@ -59,7 +59,7 @@ TEST_CASE("8: the last input id is last_sampled_tokens[row] if and only if seq_l
   CHECK(inputs.positions == Longs{3, 1, 2, 3});
 }
 
-TEST_CASE("8: without input combine the row's own token is the input") {
+TEST_CASE("without input combine the row's own token is the input") {
   InputBatch batch = make_batch({{"a", 3, 3, 3, 1}}, {{0}});
   batch.append_sampled_token(0, 40);
   batch.row(0).token_ids[3] = 99;

@@ -1,4 +1,4 @@
-"""What other servers got wrong, one test an entry of the list of known bugs: over HTTP, with a stream and without."""
+"""What other servers got wrong, one test an entry of docs/known_bugs.md: over HTTP, with a stream and without."""
 
 from __future__ import annotations
 
