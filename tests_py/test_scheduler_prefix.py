@@ -1,8 +1,8 @@
 """Prefix hits, and where snapshots of recurrent states are taken, without a model.
 
-Of the bugs of docs/known_bugs.md four have no test. D24 and D39 cannot happen: a state is cached at the boundaries where
-a step ends, not at all of them, and in slots of its own, not in pages of the K/V pool. D37 and D71 are about sleep and
-pause, which do not exist.
+Of the bugs of docs/known_bugs.md four have no test. D24 and D39 cannot happen: a state is cached at the boundaries
+where a step ends, not at all of them, and in slots of its own, not in pages of the K/V pool. D37 and D71 are about
+sleep and pause, which do not exist.
 """
 
 from __future__ import annotations
