@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -33,6 +34,30 @@ def test_ahead_of_the_output_drafts_are_placeholders() -> None:
     bench.update(), bench.update()
     assert bench.requests["a"].num_placeholders == bench.requests["a"].num_sampling == 0
     assert bench.requests["a"].num_computed_tokens == len(bench.requests["a"].token_ids) - 1 == 9
+
+
+class CountedOutput:
+    """An output of the runner that counts how often each field is read, and with that converted to Python."""
+
+    def __init__(self, output: Any) -> None:
+        self._output = output
+        self.reads: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.reads[name] += 1
+        return getattr(self._output, name)
+
+
+def test_an_output_is_converted_once_however_many_requests_it_has() -> None:
+    bench = make_bench()
+    for name in "abcd":
+        bench.add(name, 5, max_tokens=20)
+    bench.step(), bench.schedule()
+    step, pending = bench.in_flight.pop()
+    output: Any = CountedOutput(pending.get_output())
+    assert len(bench.scheduler.update(step, output)) == 4
+    assert output.reads["draft_token_ids"] == output.reads["sampled_token_ids"] == 1
+    assert max(output.reads.values()) == 1
 
 
 def test_rejected_drafts_are_not_computed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 _DECAY = 0.98  # weight of what was known of the acceptance, at each verification
@@ -10,6 +11,14 @@ _TIME_DRIFT = 1.05  # a step's time rises by so much at most: what else a machin
 _NUM_TRIALS = 5  # measured steps of each choice before any is trusted
 _MAX_TRIAL_STEPS = 20  # after which a trial ends unmeasured: no step verified and made as many drafts
 _TRIAL_INTERVAL = 300  # steps between two looks at a choice that was not the best
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyStep:
+    """A step whose requests all verify and make the same number of drafts: one whose time means something."""
+
+    num_requests: int
+    num_drafts: int
 
 
 class DraftPolicy(Protocol):

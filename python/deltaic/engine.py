@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from deltaic import _core
 from deltaic.device import place
-from deltaic.draft_policy import DraftPolicy
+from deltaic.draft_policy import DraftPolicy, SteadyStep
 from deltaic.draft_stats import DraftStats
 from deltaic.engine_config import EngineConfig
 from deltaic.memory_plan import MemoryPlan, plan_memory
 from deltaic.request import EngineOutput, Request
-from deltaic.scheduler import Scheduler, SteadyStep
+from deltaic.scheduler import Scheduler
 from deltaic.scheduler_config import SchedulerConfig
 from deltaic.speculation import plan_speculation
 

@@ -124,6 +124,21 @@ class Request:
         """Return the number of generated tokens that have been read back."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    def preempt(self) -> None:
+        """Forget all that was computed, which is given back; its tokens are kept."""
+        self.status = RequestStatus.PREEMPTED
+        self.num_preemptions += 1
+        self.num_computed_tokens = 0
+        self.num_placeholders = 0
+        self.num_sampling = 0
+        self.draft_token_ids = []
+        self.num_drafts_made = self.num_drafts_coming = 0
+        self.num_blocks = 0
+        self.num_published_blocks = 0
+        self.reserved_snapshots.clear()
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
+
     def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
         """Append sampled tokens up to the first that ends the request; return them, finish and stop reason.
 

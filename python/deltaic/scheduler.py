@@ -8,26 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from deltaic import _core
-from deltaic.draft_policy import DraftPolicy, FixedDrafts
+from deltaic.draft_policy import DraftPolicy, FixedDrafts, SteadyStep
 from deltaic.draft_stats import DraftStats
+from deltaic.prefix_publisher import PrefixPublisher
 from deltaic.request import EngineOutput, FinishReason, Request, RequestStatus
 from deltaic.scheduler_config import SchedulerConfig
+from deltaic.step_description import Admission, copies_of_hits, describe_cached, describe_new
 from deltaic.waiting_queue import WaitingQueue
 
 # A request in a step that was handed out; its num_preemptions then, as an output of an earlier life is discarded;
 # whether it samples: no token comes of a part of the prefill; and its drafts.
 _Row = tuple[Request, int, bool, int]
-
-
-@dataclass(frozen=True, slots=True)
-class SteadyStep:
-    """A step whose requests all verify and make the same number of drafts: one whose time means something."""
-
-    num_requests: int
-    num_drafts: int
 
 
 class Scheduler:
@@ -49,8 +42,7 @@ class Scheduler:
         self.num_generated_tokens = 0
         self.num_prompt_tokens = 0  # of admitted requests, prefix hits included
         self._cache = cache
-        self._publishes = config.enable_prefix_caching
-        self._snapshot_interval = config.mamba_block_size if config.enable_prefix_caching else 0
+        self._publisher = PrefixPublisher(config, cache)
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
         self._waiting = WaitingQueue(uses_priority=config.policy == "priority")
@@ -156,7 +148,7 @@ class Scheduler:
         new_blocks: dict[Request, list[int]] = {}
         self._num_drafts = self.drafts.choose(len(self._running)) if self.config.num_speculative_tokens else 0
         budget, preempted = self._schedule_running(scheduled, new_blocks)
-        admitted: list[tuple[Request, list[int], _core.PrefixHit]] = []
+        admitted: list[Admission] = []
         if not preempted:  # a victim that came back at once would be preempted again
             admitted = self._admit(scheduled, budget)
         if not scheduled:
@@ -293,16 +285,16 @@ class Scheduler:
                 return stop - computed
         return end - computed
 
-    def _admit(self, scheduled: dict[Request, int], budget: int) -> list[tuple[Request, list[int], _core.PrefixHit]]:
+    def _admit(self, scheduled: dict[Request, int], budget: int) -> list[Admission]:
         """Start waiting requests, first in line first; the first that finds no room holds up the others.
 
         A request takes blocks for all its known tokens and one more, so that a prefill never preempts anyone and
         each admission yields a token.
         """
-        admitted: list[tuple[Request, list[int], _core.PrefixHit]] = []
+        admitted: list[Admission] = []
         while budget > 0 and len(self._running) < self.config.max_num_seqs and (request := self._waiting.first()):
-            self._register_tokens(request)
-            reads = self._publishes and request.reads_prefix_cache
+            self._publisher.register_tokens(request)
+            reads = self._publisher.is_enabled and request.reads_prefix_cache
             hit = self._cache.find_prefix(request.req_id) if reads else _core.PrefixHit()
             num_known = len(request.token_ids)
             computed = hit.num_tokens
@@ -320,7 +312,7 @@ class Scheduler:
             request.num_prefill_tokens = num_known
             request.num_blocks = len(blocks)
             request.num_published_blocks = computed // self.config.block_size
-            request.snapshot_stops = self._snapshot_stops(num_known, hit)
+            request.snapshot_stops = self._publisher.snapshot_stops(num_known, hit)
             num_new = self._chunk(request, computed, num_known - computed, budget)
             if request.num_ready_tokens is not None:
                 num_new = min(num_new, request.num_ready_tokens - computed)
@@ -330,53 +322,23 @@ class Scheduler:
             admitted.append((request, blocks, hit))
         return admitted
 
-    def _snapshot_stops(self, num_known: int, hit: _core.PrefixHit) -> tuple[int, ...]:
-        """Return where the prefill pauses: the last boundary that a hit can use, and where two prompts part."""
-        interval = self._snapshot_interval
-        if not interval:
-            return ()
-        last = (num_known - 1) // interval * interval
-        junction = min(hit.num_attention_tokens // interval * interval, last)
-        return tuple(sorted({stop for stop in (junction, last) if stop > hit.num_tokens}))
-
     def _hand_out(
         self,
         scheduled: dict[Request, int],
         new_blocks: dict[Request, list[int]],
-        admitted: list[tuple[Request, list[int], _core.PrefixHit]],
+        admitted: list[Admission],
     ) -> _core.SchedulerOutput:
         """Count the step's tokens as computed, publish what it will have written, and describe it to the runner."""
-        other_groups: list[list[int]] = [[]] * (self.config.num_kv_cache_groups - 1)
-        new_reqs: list[_core.NewRequestData] = []
-        copies: list[_core.StateCopy] = []
-        for request, blocks, hit in admitted:
-            prompt, known = request.num_prompt_tokens, len(request.token_ids)
-            new_reqs.append(
-                _core.NewRequestData(
-                    req_id=request.req_id,
-                    prompt_token_ids=request.token_ids[:prompt],
-                    sampling_params=request.core_params,
-                    block_ids=[blocks, *other_groups],
-                    num_computed_tokens=hit.num_tokens,
-                    prefill_token_ids=request.token_ids if known > prompt else [],
-                )
-            )
-            if hit.snapshot_slot >= 0:
-                copies.append(_state_copy(request.req_id, _core.StateCopyKind.hit, hit.snapshot_slot, hit.num_tokens))
-
-        old = list(scheduled)[: len(scheduled) - len(admitted)]
-        cached = _core.CachedRequestData(
-            req_ids=[request.req_id for request in old],
-            num_computed_tokens=[request.num_computed_tokens for request in old],
-            num_output_tokens=[
-                len(request.token_ids) + request.num_placeholders - request.num_prompt_tokens for request in old
-            ],
-            new_block_ids=[[new_blocks[request], *other_groups] if request in new_blocks else None for request in old],
-        )
+        num_groups = self.config.num_kv_cache_groups
+        req_ids = [request.req_id for request in scheduled]
+        num_cached = len(scheduled) - len(admitted)
+        cached = describe_cached(list(scheduled)[:num_cached], req_ids[:num_cached], new_blocks, num_groups)
+        copies = copies_of_hits(admitted)
         drafts: dict[str, list[int]] = {}
         rows: list[_Row] = []
         to_publish: list[tuple[Request, int]] = []  # with the earliest token that the step may begin at
-        publishes, block_size, interval = self._publishes, self.config.block_size, self._snapshot_interval
+        publishes, interval = self._publisher.is_enabled, self._publisher.snapshot_interval
+        block_size = self.config.block_size
         speculates = self.config.num_speculative_tokens > 0
         num_drafts = 0
         for request, num_new in scheduled.items():
@@ -406,12 +368,12 @@ class Scheduler:
                 request.num_sampling_steps += 1
             rows.append((request, request.num_preemptions, samples, num_drafts))
         if to_publish:
-            self._publish(to_publish, copies)
+            self._publisher.publish(to_publish, copies)
 
         step = _core.SchedulerOutput(
-            scheduled_new_reqs=new_reqs,
+            scheduled_new_reqs=describe_new(admitted, num_groups),
             scheduled_cached_reqs=cached,
-            num_scheduled_tokens={request.req_id: num_new for request, num_new in scheduled.items()},
+            num_scheduled_tokens=dict(zip(req_ids, scheduled.values(), strict=True)),
             total_num_scheduled_tokens=sum(scheduled.values()),
             scheduled_spec_decode_tokens=drafts,
             num_drafts=self._num_drafts,
@@ -427,91 +389,29 @@ class Scheduler:
             self.steady = SteadyStep(len(rows), self._num_drafts) if is_steady else None
         return step
 
-    def _publish(self, requests: Iterable[tuple[Request, int]], copies: list[_core.StateCopy]) -> None:
-        """Publish what the step will have written, and take the snapshots that are due.
-
-        A decode leaves the state behind each of its tokens, so all boundaries that it may cross are due; a prefill
-        leaves the last one. `requests`: those that have something, and the earliest token that the step may begin at.
-
-        No request is admitted to this step any more, so only later steps can hit it. All slots are reserved before
-        any becomes hittable, so that no two copies of a step share one.
-        """
-        block_size, interval = self.config.block_size, self._snapshot_interval
-        complete: list[tuple[Request, int]] = []
-        for request, earliest in requests:
-            end = request.num_computed_tokens
-            num_known = len(request.token_ids)
-            if num_known > end:
-                num_known = end
-            if num_known // block_size > request.num_published_blocks:
-                self._publish_blocks(request, num_known)
-            if not interval or end // interval * interval <= earliest:
-                continue
-            due: tuple[int, ...] = ()
-            if earliest >= request.num_prefill_tokens:
-                due = tuple(range(earliest // interval * interval + interval, end + 1, interval))
-            elif end % interval == 0 and (end == request.num_prefill_tokens or end in request.snapshot_stops):
-                due = (end,)
-            for num_tokens in due:
-                slot = self._cache.reserve_snapshot(request.req_id, num_tokens)
-                if slot is None:
-                    continue
-                copies.append(_state_copy(request.req_id, _core.StateCopyKind.snapshot, slot, num_tokens))
-                if num_tokens <= num_known:
-                    complete.append((request, num_tokens))
-                else:
-                    number = request.num_sampling_steps
-                    first, _ = request.reserved_snapshots.get(num_tokens, (number, number))
-                    request.reserved_snapshots[num_tokens] = first, number
-        for request, num_tokens in complete:
-            self._cache.publish_snapshot(request.req_id, num_tokens)
-
-    def _settle_snapshots(self, request: Request, begin: int, num_computed: int) -> None:
-        """Publish the snapshots that are certain now that a decode from `begin` was read back; give up the missed ones.
-
-        The step that was read took those that it came to. The next one in flight begins at the newest token, so it
-        takes the state behind that, whatever becomes of its drafts.
-        """
-        number = request.num_sampling_steps - request.num_sampling  # of the step that was read
-        num_known = len(request.token_ids)
-        for num_tokens, (first, last) in list(request.reserved_snapshots.items()):
-            was_taken = first <= number and begin < num_tokens <= num_computed
-            is_next = num_tokens == num_known and first <= number + 1 <= last
-            if num_tokens <= num_known and (was_taken or is_next):
-                self._publish_blocks(request, num_tokens)
-                self._cache.publish_snapshot(request.req_id, num_tokens)
-            elif number >= last:
-                self._cache.cancel_snapshot(request.req_id, num_tokens)
-            else:
-                continue
-            del request.reserved_snapshots[num_tokens]
-
-    def _publish_blocks(self, request: Request, num_tokens: int) -> None:
-        self._register_tokens(request)
-        self._cache.publish(request.req_id, num_tokens)
-        request.num_published_blocks = num_tokens // self.config.block_size
-
     # ---- what a step gave -----------------------------------------------------------------------------------------
 
     def update(self, step: _core.SchedulerOutput, output: _core.ModelRunnerOutput) -> list[EngineOutput]:
         """Take the tokens of the oldest step in flight; return what is new for each request."""
         if not self._in_flight or self._in_flight[0][0] is not step:
             raise ValueError("update() takes the steps in the order in which schedule() returned them")
-        index = output.req_id_to_index
-        sampled = output.sampled_token_ids
+        req_ids = output.req_ids  # each field is converted whenever it is read
+        tokens_of = dict(zip(req_ids, output.sampled_token_ids, strict=True))
         failed = set(output.failed_req_ids)
-        logprobs: dict[str, list[_core.TokenLogprobs]] | None = None
+        logprobs: dict[str, list[_core.TokenLogprobs]] | None = None  # converted when one is wanted
         prompt_logprobs: dict[str, list[_core.TokenLogprobs]] | None = None
         outputs: list[EngineOutput] = []
         any_finished = False
         running = RequestStatus.RUNNING
         speculates = self.config.num_speculative_tokens > 0
+        made = output.draft_token_ids if speculates else []
+        drafts_of = dict(zip(req_ids, made, strict=True)) if made else {}
         num_generated = 0
         for request, num_preemptions, samples, num_drafts in self._in_flight[0][1]:
             if request.status is not running or request.num_preemptions != num_preemptions:
                 continue  # ended or preempted meanwhile: its token is computed again, or not wanted
             req_id = request.req_id
-            tokens = sampled[index[req_id]]
+            tokens = tokens_of[req_id]
             if (failed and req_id in failed) or (samples and not tokens):
                 message = f"the logits of request {req_id!r} are not finite"
                 if req_id not in failed:
@@ -527,40 +427,32 @@ class Scheduler:
                 request.prompt_logprobs += prompt_logprobs.get(req_id, ())
             if not samples:
                 continue
-            begin = len(request.token_ids) - 1  # of the step, if it was a decode
+            known = request.token_ids
+            begin = len(known) - 1  # of the step, if it was a decode
             if len(tokens) == 1 and begin + 2 < request.max_total_tokens and tokens[0] not in request.ending_token_ids:
-                request.token_ids.append(tokens[0])  # which ends nothing, as nearly all
-                new_ids, finish_reason, stop_reason = tokens, None, None
+                known.append(tokens[0])  # which ends nothing, as nearly all
+                result = EngineOutput(req_id, tokens)
             else:
-                new_ids, finish_reason, stop_reason = request.append(tokens)
+                result = EngineOutput(req_id, *request.append(tokens))
             request.num_placeholders -= 1 + num_drafts
             request.num_sampling -= 1
             if speculates:
                 request.num_computed_tokens -= 1 + num_drafts - len(tokens)  # what was rejected
             if request.reserved_snapshots:
-                self._settle_snapshots(request, begin, begin + len(tokens))
+                self._publisher.settle_snapshots(request, begin, begin + len(tokens))
             if speculates:
-                self._take_drafts(request, num_drafts, len(tokens) - 1, output)
-            num_generated += len(new_ids)
-            new_logprobs = None
+                self._take_drafts(request, num_drafts, len(tokens) - 1, drafts_of.get(req_id, []))
+            num_generated += len(result.new_token_ids)
+            if request.num_cached_tokens:
+                result.num_cached_tokens = request.num_cached_tokens
             if request.wants_logprobs:
                 if logprobs is None:
                     logprobs = output.logprobs
-                new_logprobs = logprobs[req_id][: len(new_ids)]
-            outputs.append(
-                EngineOutput(
-                    req_id,
-                    new_ids,
-                    finish_reason,
-                    stop_reason,
-                    new_logprobs,
-                    request.prompt_logprobs,
-                    request.num_cached_tokens or 0,
-                )
-            )
+                result.logprobs = logprobs[req_id][: len(result.new_token_ids)]
             if request.prompt_logprobs is not None:
-                request.prompt_logprobs = None
-            if finish_reason is not None:
+                result.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+            outputs.append(result)
+            if result.finish_reason is not None:
                 self._release(request)
                 any_finished = True
         self.num_generated_tokens += num_generated
@@ -572,16 +464,12 @@ class Scheduler:
             self.reset_prefix_cache(preempt_running=True)
         return outputs
 
-    def _take_drafts(
-        self, request: Request, num_drafts: int, num_accepted: int, output: _core.ModelRunnerOutput
-    ) -> None:
+    def _take_drafts(self, request: Request, num_drafts: int, num_accepted: int, drafts: list[int]) -> None:
         """Count what became of a request's drafts, and take its next ones if no step in flight has them already."""
         num_drafts = min(num_drafts, request.num_drafts_made)  # the others were placeholders
         if num_drafts:
             self.draft_stats.count(num_drafts, num_accepted)
             self.drafts.observe_acceptance(num_drafts, num_accepted)
-        made = output.draft_token_ids
-        drafts = made[output.req_id_to_index[request.req_id]] if made else []
         request.num_drafts_made = len(drafts)
         if not request.num_sampling:
             request.draft_token_ids = drafts
@@ -598,27 +486,10 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Give back what a request holds and queue it again; the caller has taken it out of the running ones."""
         self._cache.release(request.req_id)
-        request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
-        request.num_computed_tokens = 0
-        request.num_placeholders = 0
-        request.num_sampling = 0
-        request.draft_token_ids = []
-        request.num_drafts_made = request.num_drafts_coming = 0
-        request.num_blocks = 0
-        request.num_published_blocks = 0
-        request.reserved_snapshots.clear()
-        if request.prompt_logprobs is not None:
-            request.prompt_logprobs = [None]
+        request.preempt()
         self.num_preemptions += 1
         self._preempted_ids.append(request.req_id)
         self._waiting.push(request)
-
-    def _register_tokens(self, request: Request) -> None:
-        """Tell the CacheManager the tokens that it does not have yet."""
-        if request.num_registered_tokens < len(request.token_ids):
-            self._cache.append_tokens(request.req_id, request.token_ids[request.num_registered_tokens :])
-            request.num_registered_tokens = len(request.token_ids)
 
     def _finish_all(self, requests: Iterable[Request], reason: FinishReason, error: str | None) -> list[EngineOutput]:
         outputs = []
@@ -642,7 +513,3 @@ class Scheduler:
 
     def _drop_finished(self) -> None:
         self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
-
-
-def _state_copy(req_id: str, kind: _core.StateCopyKind, snapshot_slot: int, num_tokens: int) -> _core.StateCopy:
-    return _core.StateCopy(req_id=req_id, kind=kind, snapshot_slot=snapshot_slot, num_tokens=num_tokens)
