@@ -23,8 +23,8 @@ class IncrementalDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._utf8.decode(self._tail(prompt_token_ids))
+        self._pending = b""  # the start of a character
+        self._decode(self._tail(prompt_token_ids))
 
     def _tail(self, prompt_token_ids: Sequence[int]) -> bytes:
         """Return the prompt's last bytes, enough to hold any character."""
@@ -40,11 +40,17 @@ class IncrementalDecoder:
         """Return the text that the token completes."""
         if token_id in self._skipped:
             return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        return self._decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
         """Return U+FFFD for the incomplete character at the end, or nothing."""
-        return self._utf8.decode(b"", final=True)
+        return self._decode(b"", is_last=True)
+
+    def _decode(self, added: bytes, is_last: bool = False) -> str:
+        data = self._pending + added
+        text, num_decoded = codecs.utf_8_decode(data, "replace", is_last)
+        self._pending = data[num_decoded:]
+        return text
 
 
 def find_stop(text: str, num_new_chars: int, stop: Sequence[str]) -> tuple[str, int, int] | None:
@@ -95,7 +101,9 @@ class Detokenizer:
         The first min_tokens tokens complete none.
         """
         new_text = self._decoder.decode(token_id)
-        self.text += new_text
+        text, self.text = self.text, ""  # CPython appends in place to a text that nobody else holds
+        text += new_text
+        self.text = text
         self._num_tokens += 1
         if not self._stop or not new_text or self._num_tokens <= self._min_tokens:
             return None
@@ -120,9 +128,11 @@ class Detokenizer:
     def take_delta(self) -> str:
         """Return the text since the last call, without the characters held back until the end."""
         end = len(self.text) if self._finished else len(self.text) - self._num_held
-        delta = self.text[self._num_returned : max(end, self._num_returned)]
-        self._num_returned += len(delta)
-        return delta
+        start = self._num_returned
+        if end <= start:
+            return ""
+        self._num_returned = end
+        return self.text[start:end]
 
     def safe_text(self) -> str:
         """Return all text that a stop string can no longer take back."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from deltaic import _core
 from deltaic.detokenizer import Detokenizer
@@ -13,6 +14,8 @@ from deltaic.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOu
 from deltaic.request import EngineOutput
 from deltaic.sampling_params import RequestOutputKind
 from deltaic.tokenizer import Tokenizer
+
+_metrics_values = attrgetter(*(known.name for known in fields(RequestMetrics)))
 
 
 @dataclass(slots=True)
@@ -41,10 +44,10 @@ class _Request:
     num_cached_tokens: int | None = None
     changed: set[int] = field(default_factory=set)  # completions with news
     prompt_logprobs_returned: bool = False
+    num_unfinished: int = field(init=False)  # completions
 
-    @property
-    def finished(self) -> bool:
-        return all(completion.finish_reason is not None for completion in self.completions)
+    def __post_init__(self) -> None:
+        self.num_unfinished = len(self.completions)
 
 
 class OutputProcessor:
@@ -103,6 +106,7 @@ class OutputProcessor:
 
         Outputs of requests that are unknown, or ended here already, are dropped.
         """
+        now = time.monotonic()
         touched: dict[str, _Request] = {}
         to_abort: list[str] = []
         for output in outputs:
@@ -110,15 +114,16 @@ class OutputProcessor:
             if known is None:
                 continue
             request, completion = known
-            self._take(request, completion, output)
+            self._take(request, completion, output, now)
             touched[request.request_id] = request
             if completion.finish_reason is not None:
+                request.num_unfinished -= 1
                 del self._of_engine[output.req_id]
                 if output.finish_reason is None:
                     to_abort.append(output.req_id)
         made = [out for request in touched.values() if (out := self._make_output(request)) is not None]
         for request in touched.values():
-            if request.finished:
+            if not request.num_unfinished:
                 self._requests.pop(request.request_id, None)
         return made, to_abort
 
@@ -132,7 +137,7 @@ class OutputProcessor:
             del self._of_engine[req_id]
         return running
 
-    def _take(self, request: _Request, completion: _Completion, output: EngineOutput) -> None:
+    def _take(self, request: _Request, completion: _Completion, output: EngineOutput, now: float) -> None:
         params = request.input.sampling_params
         if output.prompt_logprobs is not None and request.prompt_logprobs is None:
             request.prompt_logprobs = [
@@ -140,42 +145,33 @@ class OutputProcessor:
             ]
         if request.num_cached_tokens is None:
             request.num_cached_tokens = output.num_cached_tokens
-        now = time.monotonic()
+        metrics, detokenizer = request.metrics, completion.detokenizer
+        skips_last = output.finish_reason == "stop" and not params.include_stop_str_in_output  # the stop token's text
+        num_new = len(output.new_token_ids)
         for i, token_id in enumerate(output.new_token_ids):
             completion.token_ids.append(token_id)
-            request.metrics.num_generation_tokens += 1
+            metrics.num_generation_tokens += 1
             if completion.logprobs is not None and output.logprobs is not None:
                 entry = output.logprobs[i]
                 completion.logprobs.append(self._logprobs(entry, params.detokenize))
                 completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + entry.logprobs[0]
-            ends = output.finish_reason == "stop" and i == len(output.new_token_ids) - 1
-            if self._append_text(completion, token_id, is_stop_token=ends and not params.include_stop_str_in_output):
+            if detokenizer is None:
+                continue
+            if skips_last and i == num_new - 1:
+                detokenizer.skip()
+            elif (stop := detokenizer.append(token_id)) is not None:
+                completion.finish_reason, completion.stop_reason = "stop", stop
                 break
-        if output.new_token_ids:
-            request.metrics.first_token_time = request.metrics.first_token_time or now
-            request.metrics.last_token_time = now
+        if num_new:
+            metrics.first_token_time = metrics.first_token_time or now
+            metrics.last_token_time = now
         if completion.finish_reason is None and output.finish_reason is not None:
             completion.finish_reason = output.finish_reason
             completion.stop_reason = output.stop_reason
             completion.error = output.error
-        if completion.finish_reason is not None and completion.detokenizer is not None:
-            completion.detokenizer.finish()
+        if completion.finish_reason is not None and detokenizer is not None:
+            detokenizer.finish()
         request.changed.add(completion.index)
-
-    @staticmethod
-    def _append_text(completion: _Completion, token_id: int, *, is_stop_token: bool) -> bool:
-        """Add a token's text; return whether a stop string ended the completion."""
-        if completion.detokenizer is None:
-            return False
-        if is_stop_token:
-            completion.detokenizer.skip()
-            return False
-        stop = completion.detokenizer.append(token_id)
-        if stop is None:
-            return False
-        completion.finish_reason = "stop"
-        completion.stop_reason = stop
-        return True
 
     def _logprobs(self, entry: _core.TokenLogprobs, with_text: bool) -> TokenLogprobs:
         found: TokenLogprobs = {}
@@ -193,7 +189,7 @@ class OutputProcessor:
     def _make_output(self, request: _Request) -> RequestOutput | None:
         kind = request.input.sampling_params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY:
-            if not request.finished:
+            if request.num_unfinished:
                 return None
             request.changed = set(range(len(request.completions)))
         delta = kind is RequestOutputKind.DELTA
@@ -206,10 +202,10 @@ class OutputProcessor:
             prompt=request.input.prompt,
             prompt_token_ids=request.input.prompt_token_ids,
             outputs=outputs,
-            finished=request.finished,
+            finished=not request.num_unfinished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=request.num_cached_tokens,
-            metrics=replace(request.metrics),
+            metrics=RequestMetrics(*_metrics_values(request.metrics)),
         )
 
     @staticmethod
