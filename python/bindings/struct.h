@@ -4,11 +4,12 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "python/bindings/module.h"
 
 // Binds a plain struct: each field readable and writable, and a constructor that takes fields by keyword and refuses a
-// name that does not exist. Containers are copied when read, so set them whole.
+// name that does not exist. Containers are converted when read, so set them whole.
 template <class T>
 class Struct {
  public:
@@ -29,7 +30,10 @@ class Struct {
 
   template <class Field>
   Struct& field(const char* name, Field T::* member) {
-    class_.def_readwrite(name, member);
+    const py::cpp_function get([member](const T& self) -> const Field& { return self.*member; }, py::is_method(class_));
+    const py::cpp_function set([member](T& self, Field value) { self.*member = std::move(value); },
+                               py::is_method(class_));
+    class_.def_property(name, get, set, py::return_value_policy::reference_internal);
     return *this;
   }
 

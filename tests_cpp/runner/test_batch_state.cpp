@@ -26,7 +26,7 @@ TEST_CASE("finished ids are dropped, then diffs applied, then new requests take 
   second.admit("d", prompt_of(5, 4), {3, 4}, 5);
   const ModelRunnerOutput output = run_step(runner, second);
   CHECK(output.req_ids == Ids{"c", "b", "d"});
-  CHECK(output.req_id_to_index == std::map<std::string, int>{{"c", 0}, {"b", 1}, {"d", 2}});
+  CHECK(output.req_id_to_index == std::unordered_map<std::string, int>{{"c", 0}, {"b", 1}, {"d", 2}});
   CHECK(runner.input_batch().req_ids() == Ids{"c", "b", "d"});
   CHECK(runner.input_batch().find("a") == -1);
   const auto blocks = runner.input_batch().block_table(0).row(1);

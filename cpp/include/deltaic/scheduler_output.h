@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -51,7 +52,7 @@ struct StateCopy {
 struct SchedulerOutput {
   std::vector<NewRequestData> scheduled_new_reqs;
   CachedRequestData scheduled_cached_reqs;
-  std::map<std::string, int> num_scheduled_tokens;  // req_id -> tokens of this step, drafts included
+  std::unordered_map<std::string, int> num_scheduled_tokens;  // req_id -> tokens of this step, drafts included
   int total_num_scheduled_tokens = 0;
   // req_id -> the drafts among its scheduled tokens, the last ones; -1: a placeholder. With async_input_combine it
   // stands for the draft that the runner's last step made there, else (and where there is none) it is never accepted.
@@ -72,7 +73,7 @@ struct TokenLogprobs {
 
 struct ModelRunnerOutput {
   std::vector<std::string> req_ids;  // in batch order
-  std::map<std::string, int> req_id_to_index;
+  std::unordered_map<std::string, int> req_id_to_index;
   // A list a request: empty for a partial prefill and for a failed request, several where drafts were accepted.
   std::vector<std::vector<std::int32_t>> sampled_token_ids;
   // What the draft module puts behind them, a list a request; empty where it does not run.
