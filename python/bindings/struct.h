@@ -4,12 +4,13 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "python/bindings/module.h"
 
 // Binds a plain struct: each field readable and writable, and a constructor that takes fields by keyword and refuses a
-// name that does not exist. Containers are converted when read, so set them whole.
+// name that does not exist. Containers are copied when read, so set them whole.
 template <class T>
 class Struct {
  public:
@@ -30,10 +31,12 @@ class Struct {
 
   template <class Field>
   Struct& field(const char* name, Field T::* member) {
-    const py::cpp_function get([member](const T& self) -> const Field& { return self.*member; }, py::is_method(class_));
-    const py::cpp_function set([member](T& self, Field value) { self.*member = std::move(value); },
-                               py::is_method(class_));
-    class_.def_property(name, get, set, py::return_value_policy::reference_internal);
+    // A struct in a field is read in place; what a container holds is copied, so that it outlives the container.
+    constexpr bool is_struct = std::is_base_of_v<py::detail::type_caster_generic, py::detail::make_caster<Field>>;
+    const auto policy = is_struct ? py::return_value_policy::reference_internal : py::return_value_policy::copy;
+    class_.def_property(name,
+                        py::cpp_function([member](const T& self) -> const Field& { return self.*member; }, policy),
+                        py::cpp_function([member](T& self, Field value) { self.*member = std::move(value); }));
     return *this;
   }
 
