@@ -169,9 +169,8 @@ void check_bits(Device device, const ops::GdnShape& shape, DType dtype, int num_
           Row row{.slot = 1, .num_accepted = accepted, .initial = initial, .tokens = {}};
           for (int t = 0; t < num_tokens; ++t) row.tokens.push_back(t < num_accepted ? next + t : wrong++);
           row.snapshot_slot = snapshot, row.snapshot_offset = step++ % (most + 1);
-          const auto committed = slot_bytes(plain.temporal, 1);
+          const auto before = slot_bytes(plain.temporal, 1);
           const auto together = run(layer, drafted, {row}).front();
-          REQUIRE(slot_bytes(drafted.temporal, 1) == committed);
           for (int t = 0; t < num_accepted; ++t) {
             const auto alone = run(layer, plain, {{.slot = 1, .tokens = {next + t}}}).front();
             const auto begin = together.begin() + t * layer.num_outputs();
@@ -181,6 +180,8 @@ void check_bits(Device device, const ops::GdnShape& shape, DType dtype, int num_
             REQUIRE(slot_bytes(drafted.conv, snapshot, shape.conv_kernel - 1) ==
                     slot_bytes(plain.conv, 1, shape.conv_kernel - 1));
           }
+          const bool at_once = device.type == DeviceType::cpu && num_tokens == 1;
+          REQUIRE(slot_bytes(drafted.temporal, 1) == (at_once ? slot_bytes(plain.temporal, 1) : before));
           next += num_accepted, accepted = num_accepted, initial = kReplay;
         }
         if (next > 190) next = 5;

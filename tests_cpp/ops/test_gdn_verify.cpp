@@ -297,7 +297,7 @@ void check_chain(const ops::GdnShape& shape, Layout layout, DType dtype, DType s
         continue;
       }
       Stream& stream = streams[row.slot];
-      is_near(runner.state(row.slot), flat(stream.states()), next[row.slot]);  // what was accepted before the step
+      const auto before = flat(stream.states());
       std::vector<double> expected;
       for (int t = 0; t < accepts[row.slot]; ++t) {
         for (const double value : stream.next(row.tokens[static_cast<std::size_t>(t)])) expected.push_back(value);
@@ -306,6 +306,8 @@ void check_chain(const ops::GdnShape& shape, Layout layout, DType dtype, DType s
         CHECK(runner.inputs(kSnapshotSlot) == flat(stream.inputs()));
       }
       is_near({begin, begin + static_cast<std::ptrdiff_t>(expected.size())}, expected, next[row.slot]);
+      const bool at_once = device.type == DeviceType::cpu && row.tokens.size() == 1;
+      is_near(runner.state(row.slot), at_once ? flat(stream.states()) : before, next[row.slot]);
       next[row.slot] += accepts[row.slot], accepted[row.slot] = accepts[row.slot];
       initial[row.slot] = ops::InitialState::replay;
       REQUIRE(next[row.slot] < kRight);

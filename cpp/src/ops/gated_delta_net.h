@@ -55,8 +55,9 @@ struct GdnSequences {
   //          of its tokens: their rows in `replay` change the state in the slot, which is written back, and its inputs
   //          before this step begin at position a - 1 of the conv state; otherwise a means nothing, and they begin at
   //          0. The tokens of this step leave the state alone and a row each in `replay`; the conv state becomes the
-  //          last conv_kernel - 2 inputs before it and all of its own. Tokens give the bits of as many steps of one
-  //          token (CUDA: with f32 activations and gated_delta_rule; otherwise up to rounding).
+  //          last conv_kernel - 2 inputs before it and all of its own. (CPU: the only token of a sequence goes into the
+  //          state at once, and leaves a row that changes nothing.) Tokens give the bits of as many steps of one token
+  //          (CUDA: with f32 activations and gated_delta_rule; otherwise up to rounding).
   TensorView num_accepted{};
   int num_draft_tokens = 0;  // the most a verified sequence may have
   // Verified sequences, [num_seqs] i32 both or none: the states behind token `offset` of this step also go to a slot

@@ -23,6 +23,8 @@ struct Sequence {
   int num_replayed = 0;  // tokens of its last verified step that its state lacks
   // Of its own tokens, those behind which the states go to another slot; 0: none.
   std::int64_t num_snapshot_tokens = 0, snapshot_slot = -1;
+
+  bool is_certain() const { return is_verified && num_tokens == 1; }  // it has no drafts
 };
 
 // Throws InvalidArgument for a slot or a token range outside the tensors.
@@ -271,17 +273,24 @@ void run_rounded(const StateRows& state, Args args, std::int64_t num_tokens, con
   }
 }
 
-// The rows of one head of a verified sequence (GdnSequences::num_accepted): the state is brought up to what was
-// accepted and written back; the tokens of this step go on from it, and leave their updates in `rows`.
-//   span  of all tokens of the step; `state` is that of `state`
-//   rows  replay rows of the slot, `update` and `decay` of this head in them
+// Where the rows of one head of a verified sequence (GdnSequences::num_accepted) lie among its replay rows.
 struct VerifiedRows {
   float *k, *updates, *decay;
   std::int64_t stride;
 };
-void advance_verified(const Kernels& kernel, const Sequence& sequence, const StateRows& state, DeltaArgs span,
-                      const VerifiedRows& rows, void* committed, void* snapshot) {
-  state.load(sequence.has_state ? committed : nullptr);
+
+// Whether token `t` left rows that change nothing.
+bool is_identity(const VerifiedRows& rows, std::int64_t t, int num_rows) {
+  const float* updates = rows.updates + t * rows.stride;
+  return rows.decay[t * rows.stride] == 1.0F &&
+         std::all_of(updates, updates + num_rows, [](float update) { return update == 0.0F; });
+}
+
+// Brings the state of a verified sequence, `state`, up to what was accepted; returns whether that changed it.
+bool replay_accepted(const Kernels& kernel, const Sequence& sequence, const StateRows& state, const DeltaArgs& span,
+                     const VerifiedRows& rows) {
+  std::int64_t num_tokens = sequence.num_replayed;
+  while (num_tokens > 0 && is_identity(rows, num_tokens - 1, span.num_rows)) --num_tokens;
   run_rounded(state,
               ReplayArgs{.num_tokens = 0,
                          .key_dim = span.key_dim,
@@ -291,9 +300,21 @@ void advance_verified(const Kernels& kernel, const Sequence& sequence, const Sta
                          .decay = rows.decay,
                          .stride = rows.stride,
                          .state = state.values()},
-              sequence.num_replayed, kernel.replay,
+              num_tokens, kernel.replay,
               [](ReplayArgs& args) { args.k += args.stride, args.updates += args.stride, args.decay += args.stride; });
-  if (sequence.num_replayed > 0 || !sequence.has_state) state.store(committed);
+  return num_tokens > 0;
+}
+
+// The rows of one head of a verified sequence: the state is brought up to what was accepted and written back; the
+// tokens of this step go on from it, and leave their updates in `rows`. A token without drafts is certain to stay: it
+// becomes a part of the state at once, and its update in `rows` is none.
+//   span  of all tokens of the step; `state` is that of `state`, which may be the committed rows themselves
+void advance_verified(const Kernels& kernel, const Sequence& sequence, const StateRows& state, DeltaArgs span,
+                      const VerifiedRows& rows, void* committed, void* snapshot) {
+  const bool in_place = state.values() == committed, is_certain = sequence.is_certain();
+  if (!in_place || !sequence.has_state) state.load(sequence.has_state ? committed : nullptr);
+  const bool changed = replay_accepted(kernel, sequence, state, span, rows);
+  if (!is_certain && (changed || !sequence.has_state)) state.store(committed);
   span.updates = rows.updates, span.updates_stride = rows.stride;
   const auto run = [&](std::int64_t begin, std::int64_t end) {
     DeltaArgs args = span;
@@ -308,6 +329,9 @@ void advance_verified(const Kernels& kernel, const Sequence& sequence, const Sta
   run(0, sequence.num_snapshot_tokens);
   if (sequence.num_snapshot_tokens > 0) state.store(snapshot);
   run(sequence.num_snapshot_tokens, sequence.num_tokens);
+  if (!is_certain) return;
+  if (!in_place) state.store(committed);
+  std::fill_n(rows.updates, span.num_rows, 0.0F);
 }
 
 }  // namespace
@@ -384,7 +408,7 @@ void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops
                (slot * temporal.stride[0] + h * temporal.stride[1] + first * key_dim) * element;
       };
       char* const rows = rows_of(sequence.slot);
-      const bool in_place = type == Float::f32 && !sequence.is_verified;
+      const bool in_place = type == Float::f32 && (!sequence.is_verified || sequence.is_certain());
       const StateRows state(kernel, type, in_place ? reinterpret_cast<float*>(rows) : widened.data(), size);
       const float* row = qkv.as<float>() + sequence.begin * qkv.stride[0];
       const float* scalars = prepared + sequence.begin * token_floats;
@@ -432,7 +456,8 @@ void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops
                ++t, row += replay.stride[1]) {
             std::copy_n(qkv.as<float>() + t * qkv.stride[0] + key_heads * key_dim, key_heads * key_dim, row);
             for (std::int64_t h = 0; h < value_heads; ++h)
-              row[shape.replay_decay() + h] = prepared[t * token_floats + 3 * key_heads + 2 * h];
+              row[shape.replay_decay() + h] =
+                  sequence.is_certain() ? 1.0F : prepared[t * token_floats + 3 * key_heads + 2 * h];
           }
         }
       });
