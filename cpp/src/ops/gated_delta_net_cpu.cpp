@@ -134,11 +134,14 @@ class SegmentState {
   template <class RowAt>
   void store(int count, RowAt row_at) const {
     std::array<float, kCapacity> channels;
+    const bool at_once = is_dense();
+    const int width = at_once ? num_positions_ : count;
+    if (count < width) kernel_.widen(type_, data_, size_ * width, channels.data());
     for (int j = 0; j < count; ++j) {
       const float* row = row_at(j);
-      for (std::int64_t c = 0; c < size_; ++c) channels[c * count + j] = row[c];
+      for (std::int64_t c = 0; c < size_; ++c) channels[c * width + j] = row[c];
     }
-    if (is_dense() && count == num_positions_) return kernel_.narrow(type_, channels.data(), size_ * count, data_);
+    if (at_once) return kernel_.narrow(type_, channels.data(), size_ * width, data_);
     for (std::int64_t c = 0; c < size_; ++c)
       kernel_.narrow(type_, channels.data() + c * count, count, data_ + c * stride_ * element_);
   }
@@ -452,12 +455,15 @@ void gated_delta_rule(ThreadPool& threads, const ops::GdnShape& shape, const ops
           const Sequence sequence = sequence_at(sequences, i, num_tokens, temporal.shape[0]);
           if (!sequence.is_verified) continue;
           float* row = replay_rows(sequence);
+          if (sequence.is_certain()) {  // its updates are none, whatever its keys
+            std::fill_n(row + shape.replay_decay(), value_heads, 1.0F);
+            continue;
+          }
           for (std::int64_t t = sequence.begin; t < sequence.begin + sequence.num_tokens;
                ++t, row += replay.stride[1]) {
             std::copy_n(qkv.as<float>() + t * qkv.stride[0] + key_heads * key_dim, key_heads * key_dim, row);
             for (std::int64_t h = 0; h < value_heads; ++h)
-              row[shape.replay_decay() + h] =
-                  sequence.is_certain() ? 1.0F : prepared[t * token_floats + 3 * key_heads + 2 * h];
+              row[shape.replay_decay() + h] = prepared[t * token_floats + 3 * key_heads + 2 * h];
           }
         }
       });
