@@ -39,6 +39,14 @@ def test_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode("a\ud83d")
 
 
+def test_token_text_is_of_whole_characters_only(tokenizer: Tokenizer) -> None:
+    for token_id in range(tokenizer.vocab_size):
+        data = tokenizer.token_bytes(token_id)
+        is_whole = data.decode("utf-8", "ignore").encode() == data
+        for _ in range(2):  # computed, then remembered
+            assert tokenizer.token_text(token_id) == (data.decode() if is_whole else None)
+
+
 def test_token_bytes_are_exact_for_parts_of_a_character(tokenizer: Tokenizer) -> None:
     """D90: a token that holds part of a character has bytes, though it has no text."""
     for text in ("🌶", "ď", "👩‍👩‍👧", "true", " true"):

@@ -40,6 +40,8 @@ class IncrementalDecoder:
         """Return the text that the token completes."""
         if token_id in self._skipped:
             return ""
+        if not self._pending and (text := self._tokenizer.token_text(token_id)) is not None:
+            return text
         return self._decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:

@@ -31,6 +31,7 @@ class Tokenizer:
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
         self._special_ids = frozenset(i for i, content in self._added.items() if content in special)
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
         self._max_token_bytes: int | None = None  # counted when first needed
         self.eos_token_id = self.token_to_id(_content(self.config.get("eos_token")))
         self.bos_token_id = self.token_to_id(_content(self.config.get("bos_token")))
@@ -91,6 +92,15 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token_id] = _to_bytes(self.id_to_token(token_id))
         return known
+
+    def token_text(self, token_id: int) -> str | None:
+        """Return the text of a token that is whole characters; None for one that holds a part of a character."""
+        if token_id not in self._texts:
+            try:
+                self._texts[token_id] = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                self._texts[token_id] = None
+        return self._texts[token_id]
 
     def token_to_id(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
