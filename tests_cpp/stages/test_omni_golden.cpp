@@ -113,6 +113,14 @@ TEST_CASE("a code out of range is refused, and the stream is as before") {
   CHECK(codec.decode(stream, good) == codec.decode(untouched, good));
 }
 
+TEST_CASE("a codec that makes no samples of a frame is refused") {
+  for (const auto rates : {&CodecConfig::upsampling_ratios, &CodecConfig::upsample_rates}) {
+    CodecConfig config = codec_config();
+    (config.*rates)[1] = 0;
+    CHECK_THROWS_WITH_AS(CodecDecoder(config, part("code2wav."), 1), doctest::Contains("hold 0"), InvalidArgument);
+  }
+}
+
 TEST_CASE("a row's codes depend on its seed and frame, and on no other row") {
   ThreadPool threads(2);
   const ops::Context ctx{.device = {}, .stream = {}, .threads = &threads};

@@ -168,6 +168,11 @@ struct DecoderBlock {
   std::vector<ResidualUnit> units;
 };
 
+void check_rates(const char* field, const std::vector<int>& rates) {
+  for (const int rate : rates)
+    DELTAIC_CHECK(rate >= 1, "a codec whose ", field, " hold ", rate, "; each must be at least 1");
+}
+
 }  // namespace
 
 struct CodecDecoder::Impl {
@@ -175,6 +180,8 @@ struct CodecDecoder::Impl {
       : config(codec_config), threads(num_threads), ctx{.device = {}, .stream = {}, .threads = &threads} {
     DELTAIC_CHECK(config.num_codebooks >= 1 && config.codebook_size >= 1, "a codec of ", config.num_codebooks,
                   " codebooks of ", config.codebook_size, " codes");
+    check_rates("upsampling_ratios", config.upsampling_ratios);
+    check_rates("upsample_rates", config.upsample_rates);
     const Checkpoint checkpoint = Checkpoint::from_stored(tensors, "the codec decoder");
     ViewReader reader(checkpoint);
     const bool has_quantizer = config.codebook_dim > 0;

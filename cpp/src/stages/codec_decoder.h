@@ -37,7 +37,7 @@ class CodecDecoder {
     std::int64_t num_samples_ = 0;
   };
 
-  // Throws as WeightReader does.
+  // Throws InvalidArgument for numbers below 1 of codebooks, codes or samples, and as WeightReader does.
   CodecDecoder(const CodecConfig& config, const StoredTensors& tensors, int num_threads);
   ~CodecDecoder();
 
