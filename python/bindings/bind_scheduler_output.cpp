@@ -1,10 +1,33 @@
 #include <deltaic/scheduler_output.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <map>
+
 #include "python/bindings/module.h"
 #include "python/bindings/struct.h"
 
 using namespace deltaic;
+
+namespace {
+
+// last: a step of decodes of one token each, of requests that the runner knew. new_block_ids: by row.
+SchedulerOutput next_decodes(const SchedulerOutput& last,
+                             const std::map<std::size_t, std::vector<std::vector<std::int32_t>>>& new_block_ids) {
+  SchedulerOutput next;
+  next.scheduled_cached_reqs = last.scheduled_cached_reqs;
+  next.num_scheduled_tokens = last.num_scheduled_tokens;
+  next.total_num_scheduled_tokens = last.total_num_scheduled_tokens;
+  next.num_drafts = last.num_drafts;
+  CachedRequestData& cached = next.scheduled_cached_reqs;
+  for (auto& count : cached.num_computed_tokens) ++count;
+  for (auto& count : cached.num_output_tokens) ++count;
+  std::fill(cached.new_block_ids.begin(), cached.new_block_ids.end(), std::nullopt);
+  for (const auto& [row, block_ids] : new_block_ids) cached.new_block_ids.at(row) = block_ids;
+  return next;
+}
+
+}  // namespace
 
 void bind_scheduler_output(py::module_& m) {
   Struct<SamplingParams>(m, "SamplingParams", "How a request's tokens are chosen: what the core needs of it.")
@@ -59,7 +82,12 @@ void bind_scheduler_output(py::module_& m) {
       .field("num_drafts", &SchedulerOutput::num_drafts)
       .field("finished_req_ids", &SchedulerOutput::finished_req_ids)
       .field("preempted_req_ids", &SchedulerOutput::preempted_req_ids)
-      .field("state_copies", &SchedulerOutput::state_copies);
+      .field("state_copies", &SchedulerOutput::state_copies)
+      .class_object()
+      .def("next_decodes", &next_decodes, py::arg("new_block_ids"),
+           "The step in which the requests of this one, decodes of one token each, run one token further. "
+           "new_block_ids: "
+           "by row, the new blocks of those that got some, a list a KV-cache group.");
 
   Struct<TokenLogprobs>(m, "TokenLogprobs",
                         "Raw log probabilities of one position: the token itself first, then the best.")

@@ -34,9 +34,9 @@ class Struct {
     // A struct in a field is read in place; what a container holds is copied, so that it outlives the container.
     constexpr bool is_struct = std::is_base_of_v<py::detail::type_caster_generic, py::detail::make_caster<Field>>;
     const auto policy = is_struct ? py::return_value_policy::reference_internal : py::return_value_policy::copy;
-    class_.def_property(name,
-                        py::cpp_function([member](const T& self) -> const Field& { return self.*member; }, policy),
-                        py::cpp_function([member](T& self, Field value) { self.*member = std::move(value); }));
+    class_.def_property(
+        name, py::cpp_function([member](const T& self) -> const Field& { return self.*member; }, policy),
+        py::cpp_function([member](T& self, Field value) { self.*member = std::move(value); }, py::is_method(class_)));
     return *this;
   }
 

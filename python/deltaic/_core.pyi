@@ -553,6 +553,16 @@ class SchedulerOutput:
 
     scheduled_cached_reqs: CachedRequestData
     def __init__(self, **kwargs: typing.Any) -> None: ...
+    def next_decodes(
+        self,
+        new_block_ids: collections.abc.Mapping[
+            typing.SupportsInt | typing.SupportsIndex,
+            collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]],
+        ],
+    ) -> SchedulerOutput:
+        """
+        The step in which the requests of this one, decodes of one token each, run one token further. new_block_ids: by row, the new blocks of those that got some, a list a KV-cache group.
+        """
     @property
     def finished_req_ids(self) -> list[str]: ...
     @finished_req_ids.setter

@@ -15,7 +15,7 @@ from deltaic.draft_stats import DraftStats
 from deltaic.prefix_publisher import PrefixPublisher
 from deltaic.request import EngineOutput, FinishReason, Request, RequestStatus
 from deltaic.scheduler_config import SchedulerConfig
-from deltaic.step_description import Admission, copies_of_hits, describe_cached, describe_new
+from deltaic.step_description import Admission, copies_of_hits, describe_step, next_decodes
 from deltaic.waiting_queue import WaitingQueue
 
 # A request in a step that was handed out; its num_preemptions then, as an output of an earlier life is discarded;
@@ -52,6 +52,8 @@ class Scheduler:
         self._finished_ids: list[str] = []  # to be told to the runner with the next step that runs
         self._preempted_ids: list[str] = []  # likewise
         self._in_flight: deque[tuple[_core.SchedulerOutput, list[_Row]]] = deque()
+        self._last_step = _core.SchedulerOutput()  # the one that was handed out last
+        self._decodes: list[Request] = []  # its requests, if each decodes a token in it
 
     # ---- requests come and go -------------------------------------------------------------------------------------
 
@@ -330,9 +332,11 @@ class Scheduler:
     ) -> _core.SchedulerOutput:
         """Count the step's tokens as computed, publish what it will have written, and describe it to the runner."""
         num_groups = self.config.num_kv_cache_groups
-        req_ids = [request.req_id for request in scheduled]
-        num_cached = len(scheduled) - len(admitted)
-        cached = describe_cached(list(scheduled)[:num_cached], req_ids[:num_cached], new_blocks, num_groups)
+        requests = list(scheduled)
+        if not admitted and requests == self._decodes:  # a token each once more, as in nearly all steps
+            step = next_decodes(self._last_step, requests, new_blocks, num_groups)
+        else:
+            step = describe_step(scheduled, new_blocks, admitted, num_groups)
         copies = copies_of_hits(admitted)
         drafts: dict[str, list[int]] = {}
         rows: list[_Row] = []
@@ -340,7 +344,7 @@ class Scheduler:
         publishes, interval = self._publisher.is_enabled, self._publisher.snapshot_interval
         block_size = self.config.block_size
         speculates = self.config.num_speculative_tokens > 0
-        num_drafts = 0
+        num_drafts = num_sampling = 0
         for request, num_new in scheduled.items():
             num_placeholders = request.num_placeholders
             num_known = len(request.token_ids)
@@ -366,24 +370,22 @@ class Scheduler:
                 request.num_placeholders = num_placeholders + 1 + num_drafts
                 request.num_sampling += 1
                 request.num_sampling_steps += 1
+                num_sampling += 1
             rows.append((request, request.num_preemptions, samples, num_drafts))
         if to_publish:
             self._publisher.publish(to_publish, copies)
 
-        step = _core.SchedulerOutput(
-            scheduled_new_reqs=describe_new(admitted, num_groups),
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=dict(zip(req_ids, scheduled.values(), strict=True)),
-            total_num_scheduled_tokens=sum(scheduled.values()),
-            scheduled_spec_decode_tokens=drafts,
-            num_drafts=self._num_drafts,
-            finished_req_ids=self._finished_ids,
-            preempted_req_ids=self._preempted_ids,
-            state_copies=copies,
-        )
+        if speculates:
+            step.scheduled_spec_decode_tokens = drafts
+        step.num_drafts = self._num_drafts
+        step.finished_req_ids = self._finished_ids
+        step.preempted_req_ids = self._preempted_ids
+        step.state_copies = copies
         self._finished_ids = []
         self._preempted_ids = []
         self._in_flight.append((step, rows))
+        are_decodes = num_sampling == step.total_num_scheduled_tokens and not admitted and not speculates
+        self._decodes, self._last_step = requests if are_decodes else [], step
         if speculates:
             is_steady = not admitted and all(samples and n == self._num_drafts for _, _, samples, n in rows)
             self.steady = SteadyStep(len(rows), self._num_drafts) if is_steady else None
