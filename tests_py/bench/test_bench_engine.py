@@ -477,4 +477,4 @@ def test_kernels_that_are_built_are_run(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_kernels_that_are_not_built_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "kernels", "--build-dir", str(tmp_path)]) == 1
-    assert "ninja -C build/cuda bench_attention" in capsys.readouterr().err
+    assert "ninja -C build/cuda benches" in capsys.readouterr().err

@@ -9,9 +9,8 @@ from pathlib import Path
 
 BUILD_FOLDERS = ("build/cuda", "build/ci", "build/dev")
 HOW_TO_BUILD = (
-    "in a clone of deltaic: cmake --preset cuda && ninja -C build/cuda bench_attention bench_gdn_decode "
-    "bench_gdn_prefill bench_moe bench_state_copy bench_streaming_linear; without a GPU: cmake --preset dev && "
-    "ninja -C build/dev bench_cpu_ops bench_sampler"
+    "in a clone of deltaic: cmake --preset cuda && ninja -C build/cuda benches; without a GPU: "
+    "cmake --preset dev && ninja -C build/dev benches"
 )
 
 
