@@ -7,6 +7,10 @@ section() { echo; echo "== $1 ($(date +%T))"; }
 
 scripts/test.sh
 
+section "the kernel benches build"
+need_nvcc
+cmake --build --preset ci --target benches
+
 section "AddressSanitizer and UndefinedBehaviorSanitizer"
 cmake --preset asan
 cmake --build --preset asan
@@ -31,7 +35,6 @@ fi
 python -m pytest tests_py -m slow -rs  # without Chromium the tests of the page fail, and say what to install
 
 section "clang-tidy, with the analyzer"
-need_nvcc
 scripts/tidy.sh --analyze
 
 section "every kernel compiles for the architectures that the build above does not compile for"
