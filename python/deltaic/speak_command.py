@@ -91,6 +91,8 @@ def check_can_write(output: str) -> None:
     path = Path(output)
     if not output or path.is_dir():
         raise CommandError(f"--output must name a file, got {output!r}", 2)
+    if path.is_fifo():
+        raise CommandError(f"--output is the pipe {output!r}, where a WAV file has no end: '-' writes samples", 2)
     if not path.parent.is_dir():
         raise CommandError(f"--output is {output!r}, and there is no folder {str(path.parent)!r}", 2)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import wave
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,16 @@ def test_a_refused_text_leaves_the_file_that_is_there(tiny_tts: Path, tmp_path: 
     path.write_bytes(b"precious")
     assert speak(tiny_tts, "-o", str(path), "--speaker", "nobody") != 0
     assert path.read_bytes() == b"precious"
+
+
+def test_a_pipe_is_refused_as_a_wav_file(tiny_tts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    keeps_open = os.open(tmp_path / "pipe", os.O_RDWR)  # or opening it would wait for a reader
+    try:
+        assert speak(tiny_tts, "-o", str(tmp_path / "pipe")) == 2
+    finally:
+        os.close(keeps_open)
+    assert "where a WAV file has no end: '-' writes samples" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,8 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"min_frames": 1.5},
     {"top_k": "x"},
     {"codes_top_k": -3},
+    {"codes_top_k": 1 << 40},
+    {"voice": "ann"},
     {"codes_top_p": "a"},
     {"codes_temperature": float("nan")},
     {"repetition_penalty": 0},
@@ -218,6 +220,39 @@ BAD_FIELDS: list[dict[str, Any]] = [
 def test_a_bad_field_is_refused_by_its_name_when_the_parameters_are_made(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         SpeechParams(**fields)
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"max_frames": 0},
+    {"max_frames": 1 << 62},
+    {"max_prompt_len": 0},
+    {"timeout_s": 0.0},
+    {"timeout_s": -1.0},
+    {"timeout_s": float("nan")},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_a_limit_that_bounds_nothing_is_refused_by_its_name(tiny_tts: Path, limits: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be"):
+        SpeechPipeline(tiny_tts, **limits)
+
+
+def test_token_ids_and_codes_are_never_rounded(tiny_tts: Path) -> None:
+    pipeline = make_pipeline(tiny_tts)
+    with pytest.raises(ValueError, match="token ids must be integers, got float64"):
+        pipeline.add_ids("a", [1.5] * 12, params())
+    with pytest.raises(ValueError, match=r"token ids must be below 2\^31"):
+        pipeline.add_ids("a", [1 << 32] * 12, params())
+    with pytest.raises(ValueError, match="reference codes must be integers, got float64"):
+        pipeline.add("a", TEXT, params(voice=Voice(codes=[[1.5, 2, 3, 4]], text_ids=[5])))
+    assert not pipeline.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("seconds", [1e20, 1e308])
+def test_any_length_of_silence_may_stand_in_front(tiny_tts: Path, seconds: float) -> None:
+    one = speak(make_pipeline(tiny_tts), {"a": params(max_leading_silence_s=seconds)})["a"]
+    assert np.array_equal(one.samples, expected(tiny_tts).samples)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import wave
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,11 @@ class SilenceTrimmer:
         self._threshold = threshold
         self._held = np.zeros(0, np.float32)
         self._has_begun = False
+
+    @classmethod
+    def of_seconds(cls, seconds: float, sample_rate: int) -> SilenceTrimmer:
+        """Return one that leaves so many seconds, however many they are."""
+        return cls(int(min(seconds * sample_rate, sys.maxsize)))
 
     def push(self, samples: FloatArray, *, is_last: bool) -> FloatArray:
         """Return what may leave of the samples so far."""

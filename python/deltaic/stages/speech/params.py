@@ -61,6 +61,8 @@ class SpeechParams:
         for name in ("language", "instruct"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {getattr(self, name)!r:.60}")
+        if not isinstance(self.voice, Voice):
+            raise ValueError(f"voice must be a Voice, got {self.voice!r:.60}")
         if not self.max_frames >= 1:
             raise ValueError(f"max_frames must be at least 1, got {self.max_frames}")
         if not 0 <= self.min_frames <= self.max_frames:
@@ -71,8 +73,8 @@ class SpeechParams:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
         if self.max_text_tokens < 1:
             raise ValueError(f"max_text_tokens must be at least 1, got {self.max_text_tokens}")
-        if self.codes_top_k < 0:
-            raise ValueError(f"codes_top_k must be at least 0, got {self.codes_top_k}")
+        if not 0 <= self.codes_top_k < 1 << 31:
+            raise ValueError(f"codes_top_k must be in [0, 2^31), got {self.codes_top_k}")
         if not self.codes_temperature > 0:
             raise ValueError(f"codes_temperature must be above 0, got {self.codes_temperature}")
         if not 0 < self.codes_top_p <= 1:

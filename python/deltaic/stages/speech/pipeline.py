@@ -75,6 +75,11 @@ class SpeechPipeline:
     ) -> None:
         if device not in ("auto", "cpu"):
             raise _core.Unsupported(f"device is {device!r}: stages run on the CPU alone, use 'cpu' or 'auto'")
+        for name, value in (("max_frames", max_frames), ("max_prompt_len", max_prompt_len)):
+            if not 1 <= value < 1 << 31:
+                raise ValueError(f"{name} must be in [1, 2^31), got {value}")
+        if timeout_s is not None and not timeout_s > 0:  # nan too: a request would never end by it
+            raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
         self.config: SpeechConfig = load_speech_config(checkpoint)
         config = self.config
         self.max_frames = max_frames
@@ -440,7 +445,7 @@ class SpeechPipeline:
             params=params,
             expires_at=float("inf") if limit is None else self._clock() + limit,
             stream=self.references.start(params.voice.codes),
-            trimmer=None if silence_s is None else SilenceTrimmer(int(silence_s * self.config.sample_rate)),
+            trimmer=None if silence_s is None else SilenceTrimmer.of_seconds(silence_s, self.config.sample_rate),
             num_prompt_tokens=num_prompt_tokens,
             is_talking=num_prompt_tokens == 0,
             is_text_complete=num_prompt_tokens == 0,
@@ -475,7 +480,7 @@ class SpeechPipeline:
             end=end,
             is_text_complete=is_text_complete,
             sampling=params.code_sampling(),
-            seed=None if params.seed in (None, -1) else params.seed % 2**64,
+            seed=None if params.seed in (None, -1) else int(params.seed) % 2**64,
         )
         try:
             self.codes.open(key)

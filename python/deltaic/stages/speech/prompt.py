@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from deltaic import _core
 from deltaic.stages.model import FloatArray
@@ -116,7 +117,7 @@ class PromptBuilder:
             raise ValueError("a reference with codes needs the text that it says")
         ids = self._config.ids
         text = np.concatenate([self._text([*voice.text_ids, *text_ids]), eos[None]])
-        codes = np.asarray(voice.codes, np.int32)
+        codes = _integers("reference codes", voice.codes)
         if codes.ndim != 2 or codes.shape[1] != self._config.num_codebooks:
             raise ValueError(f"reference codes are {codes.shape}, wanted [frames, {self._config.num_codebooks}]")
         codec = np.concatenate([self._codec([ids.codec_bos]), self._talker.frame_rows(codes)])
@@ -157,9 +158,20 @@ class PromptBuilder:
         return speakers[speaker.lower()]
 
     def _text(self, ids: list[int]) -> FloatArray:
-        rows: FloatArray = self._talker.text_rows(np.asarray(ids, np.int32))
+        rows: FloatArray = self._talker.text_rows(_integers("token ids", ids))
         return rows
 
     def _codec(self, ids: list[int]) -> FloatArray:
         rows: FloatArray = self._talker.codec_rows(np.asarray(ids, np.int32))
         return rows
+
+
+def _integers(what: str, values: Any) -> npt.NDArray[np.int32]:
+    """Return values as int32. ValueError where a cast would change one."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"{what} must be integers, got {array.dtype}")
+    limit = np.iinfo(np.int32).max
+    if array.size and (array.min() < -limit or array.max() > limit):
+        raise ValueError(f"{what} must be below 2^31, got {array.min()} to {array.max()}")
+    return array.astype(np.int32)
