@@ -97,3 +97,11 @@ def test_two_edges_do_not_bring_the_same_key() -> None:
     stages = [FIRST, Stage("other", outputs=(A,)), LAST]
     with pytest.raises(ValueError, match=r"edge other -> last: stage 'last' has a\.x of stage 'first' already"):
         StageGraph(stages, [Edge("first", "last", (A,)), Edge("other", "last", (A,))])
+
+
+def test_a_stage_of_text_does_not_wait_for_one_of_sound() -> None:
+    key = ("codes", "audio")
+    edges = [Edge("talker", "captions", (key,))]
+    stages = [Stage("talker", outputs=(key,), has_sound=True), Stage("captions", inputs=(key,), answers_client=True)]
+    with pytest.raises(ValueError, match="stage 'captions' would wait for it"):
+        StageGraph(stages, edges)

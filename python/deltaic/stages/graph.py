@@ -173,6 +173,12 @@ class StageGraph:
             missing = [key for key in stage.inputs if key not in given]
             if missing:
                 raise ValueError(f"stage {stage.name!r} needs {'.'.join(missing[0])}, which no edge brings")
+        for edge in self.edges:
+            if self[edge.source].has_sound and not self[edge.target].has_sound:
+                raise ValueError(
+                    f"edge {edge.source} -> {edge.target}: requests of text alone leave out stage {edge.source!r}, and "
+                    f"stage {edge.target!r} would wait for it"
+                )
         for stage in self.stages:
             if not stage.answers_client and not self.is_producer(stage.name):
                 raise ValueError(f"what stage {stage.name!r} makes reaches nobody")
