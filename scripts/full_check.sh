@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that is too long for CI: the test command, sanitizers, debug checks, clang-tidy, slow tests, the C++ example
-# against an installed tree. Run it before an issue is resolved.
+# against an installed tree. Run it before a release.
 source "$(dirname "$0")/setup.sh"
 
 section() { echo; echo "== $1 ($(date +%T))"; }
