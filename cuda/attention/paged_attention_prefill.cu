@@ -188,28 +188,48 @@ struct RowSums {
     for (int i = 0; i < kDim / 2; ++i) out[i] *= kept[i / 2 % 2];
   }
 
+  // Lane q of the four that share a row reads and writes channels 8 q ... 8 q + 7 of each 32, all gates at once.
   __device__ void store(const AttentionParams& p, const Tile& tile, int thread_row) {
+    constexpr int kGroups = kDim / 32;
     const int q = threadIdx.x % 4;
+    const bool has_gate = p.gate.data != nullptr;
+    uint4 gates[2][kGroups];
+    T* to[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = tile.first_row + thread_row + 8 * h, last_row = min(row, tile.num_rows - 1);
+      const std::int64_t token = tile.query_begin + last_row / p.group;
+      const std::int64_t head = tile.kv_head * p.group + last_row % p.group;
+      to[h] = static_cast<T*>(p.out.data) + token * p.out.token_stride + head * p.out.head_stride + 8 * q;
+      const T* gate = static_cast<const T*>(p.gate.data) + token * p.gate.token_stride + head * p.gate.head_stride;
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j)
+        if (has_gate) gates[h][j] = __ldg(reinterpret_cast<const uint4*>(gate + 32 * j + 8 * q));
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float total = sum[h];
       total += __shfl_xor_sync(~0U, total, 1);
       total += __shfl_xor_sync(~0U, total, 2);
       const float inverse = 1.0F / total;
-      const int row = tile.first_row + thread_row + 8 * h;
-      if (row >= tile.num_rows) continue;
-      const std::int64_t token = tile.query_begin + row / p.group, head = tile.kv_head * p.group + row % p.group;
-      T* to = static_cast<T*>(p.out.data) + token * p.out.token_stride + head * p.out.head_stride + 2 * q;
-      const T* gate = static_cast<const T*>(p.gate.data);
-      if (gate != nullptr) gate += token * p.gate.token_stride + head * p.gate.head_stride + 2 * q;
+      const bool is_there = tile.first_row + thread_row + 8 * h < tile.num_rows;
 #pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-        float low = out[4 * i + 2 * h] * inverse, high = out[4 * i + 2 * h + 1] * inverse;
-        if (gate != nullptr) {
-          const float2 g = unpack<T>(__ldg(reinterpret_cast<const std::uint32_t*>(gate + 8 * i)));
-          low /= 1.0F + __expf(-g.x), high /= 1.0F + __expf(-g.y);
+      for (int j = 0; j < kGroups; ++j) {
+        uint4 gate{};
+        if (has_gate) gate = transposed_in_quad({gates[h][j].x, gates[h][j].y, gates[h][j].z, gates[h][j].w});
+        const std::uint32_t gate_words[4] = {gate.x, gate.y, gate.z, gate.w};
+        std::uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float low = out[16 * j + 4 * i + 2 * h] * inverse, high = out[16 * j + 4 * i + 2 * h + 1] * inverse;
+          if (has_gate) {
+            const float2 g = unpack<T>(gate_words[i]);
+            low = __fdividef(low, 1.0F + __expf(-g.x)), high = __fdividef(high, 1.0F + __expf(-g.y));
+          }
+          words[i] = pack<T>(low, high);
         }
-        *reinterpret_cast<std::uint32_t*>(to + 8 * i) = pack<T>(low, high);
+        const uint4 piece = transposed_in_quad(words);
+        if (is_there) *reinterpret_cast<uint4*>(to[h] + 32 * j) = piece;
       }
     }
   }

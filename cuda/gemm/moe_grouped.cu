@@ -133,29 +133,29 @@ template <class T>
 __global__ void __launch_bounds__(kSumThreads)
     moe_sum_kernel(const T* out, const std::int32_t* expert_ids, const float* weights, int num_experts, int k,
                    int hidden, T* y, std::int64_t y_stride) {
-  constexpr int kAtOnce = 8;  // experts whose loads are under way together
+  constexpr int kAtOnce = 9;  // experts whose loads are under way together: eight and a shared one
   const std::int64_t token = blockIdx.x;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   bool waits = true;
-  for (int column = threadIdx.x * 8; column < hidden; column += kSumThreads * 8) {
+  for (int begin = 0; begin < hidden; begin += kSumThreads * 8) {  // all lanes, for they exchange ids
+    const int column = begin + static_cast<int>(threadIdx.x) * 8;
+    const bool is_inside = column < hidden;
     T* target = y + token * y_stride + column;
     float sums[8];
-    T values[8];
+    T values[8] = {};
     const bool aligned = reinterpret_cast<std::uintptr_t>(target) % 16 == 0;
-    if (aligned)
+    if (is_inside && aligned)
       *reinterpret_cast<uint4*>(values) = *reinterpret_cast<const uint4*>(target);
-    else
+    else if (is_inside)
       for (int i = 0; i < 8; ++i) values[i] = target[i];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[i] = to_float(values[i]);
     for (int first = 0; first < k; first += kAtOnce) {
-      bool is_there[kAtOnce];
-      float factors[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const std::int64_t pair = token * k + min(first + j, k - 1);
-        const int id = __ldcg(expert_ids + pair);
-        is_there[j] = first + j < k && 0 <= id && id < num_experts;
-        factors[j] = __ldcg(weights + pair);
+      int lane_id = -1;
+      float lane_factor = 0.0F;
+      if (lane < kAtOnce && first + lane < k) {
+        lane_id = __ldcg(expert_ids + token * k + first + lane);
+        lane_factor = __ldcg(weights + token * k + first + lane);
       }
       if (waits) {
         wait_for_previous_kernel();
@@ -165,21 +165,23 @@ __global__ void __launch_bounds__(kSumThreads)
       uint4 rows[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j)
-        if (is_there[j])
-          rows[j] = __ldcg(reinterpret_cast<const uint4*>(out + (token * k + first + j) * hidden + column));
+        if (is_inside && first + j < k)
+          rows[j] = __ldcs(reinterpret_cast<const uint4*>(out + (token * k + first + j) * hidden + column));
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (!is_there[j]) continue;
+        const int id = __shfl_sync(~0U, lane_id, j);
+        const float factor = __shfl_sync(~0U, lane_factor, j);
+        if (id < 0 || id >= num_experts) continue;
         const T* row = reinterpret_cast<const T*>(&rows[j]);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] += factors[j] * to_float(row[i]);
+        for (int i = 0; i < 8; ++i) sums[i] += factor * to_float(row[i]);
       }
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = from_float<T>(sums[i]);
-    if (aligned)
+    if (is_inside && aligned)
       *reinterpret_cast<uint4*>(target) = *reinterpret_cast<uint4*>(values);
-    else
+    else if (is_inside)
       for (int i = 0; i < 8; ++i) target[i] = values[i];
   }
 }

@@ -1,5 +1,5 @@
 // A GDN layer between its projections: decodes in one kernel, the rest in convolution, delta rule and gated norm.
-//   the norm: a warp kRows (token, head) pairs, in place; bound by memory
+//   the norm: half of a warp kRows (token, head) pairs, in place; bound by memory
 #include "cpp/src/ops/gdn_mixer.h"
 
 #include <algorithm>
@@ -16,7 +16,8 @@ namespace deltaic::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRows = 4;  // a warp
+constexpr int kRows = 2;    // half of a warp
+constexpr int kLanes = 16;  // that
 constexpr std::size_t kAlignment = 128;
 
 template <class T>
@@ -37,15 +38,15 @@ struct alignas(sizeof(T) * kVector) Vector {
   T values[kVector];
 };
 
-// kVector divides the head dim; rows of out and z are aligned to as many elements. kIsOnePass: a row fits a warp.
+// kVector divides the head dim; rows of out and z are aligned to as many elements. kIsOnePass: a row fits kLanes.
 template <class T, int kVector, bool kIsOnePass>
-__global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_constant__ NormParams<T> p) {
-  wait_for_previous_kernel();
-  allow_next_kernel();
+__global__ void __launch_bounds__(kWarps * 32, sizeof(T) == 2 ? 4 : 2)
+    gdn_norm_kernel(const __grid_constant__ NormParams<T> p) {
+  // No kernel just before this one writes first_token or the weights.
   const std::int64_t skipped = p.first_token == nullptr ? 0 : std::int64_t{*p.first_token} * p.shape.num_value_heads;
-  const std::int64_t first = skipped + (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
-  const int lane = static_cast<int>(threadIdx.x) % 32, dim = p.shape.value_head_dim;
-  const int ratio = p.shape.num_value_heads / p.shape.num_key_heads;
+  const int part = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+  const std::int64_t first = skipped + (static_cast<std::int64_t>(blockIdx.x) * (kWarps * 32 / kLanes) + part) * kRows;
+  const int dim = p.shape.value_head_dim, ratio = p.shape.num_value_heads / p.shape.num_key_heads;
   using Values = Vector<T, kVector>;
   // The gate of row `first`, then of each row after it.
   const std::uint32_t token = static_cast<std::uint32_t>(first) / p.shape.num_value_heads;
@@ -58,7 +59,11 @@ __global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_cons
     if (key_head == p.shape.num_key_heads) key_head = 0, token_gates += p.proj_stride;
     return gate;
   };
-  const auto inverse_rms = [&](float sum) { return 1.0F / sqrtf(warp_sum(sum) / static_cast<float>(dim) + p.eps); };
+  const auto inverse_rms = [&](float sum) {
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0U, sum, mask);
+    return 1.0F / sqrtf(sum / static_cast<float>(dim) + p.eps);
+  };
   const auto result = [&](const Values& x, const Values& gate, float scale, const float* weight) {
     Values y;
 #pragma unroll
@@ -73,6 +78,8 @@ __global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_cons
 #pragma unroll
     for (int j = 0; j < kVector; ++j)
       if (column < dim) weight[j] = p.weight[column + j];
+    wait_for_previous_kernel();
+    allow_next_kernel();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const T* gates = next_gate();
@@ -83,26 +90,28 @@ __global__ void __launch_bounds__(kWarps * 32) gdn_norm_kernel(const __grid_cons
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (first + i >= p.num_rows) break;
       float sum = 0.0F;
 #pragma unroll
       for (int j = 0; j < kVector; ++j) sum += to_float(x[i].values[j]) * to_float(x[i].values[j]);
       const float scale = inverse_rms(sum);
-      if (column < dim)
+      if (first + i < p.num_rows && column < dim)
         *reinterpret_cast<Values*>(p.out + (first + i) * dim + column) = result(x[i], gate[i], scale, weight);
     }
   } else {
-    for (std::int64_t row = first; row < first + kRows && row < p.num_rows; ++row) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+#pragma unroll 1
+    for (int i = 0; i < kRows; ++i) {  // all lanes, for they exchange sums
+      const std::int64_t row = min(first + i, p.num_rows - 1);
       T* out = p.out + row * dim;
       const T* z = next_gate();
       float sum = 0.0F;
-      for (int i = lane * kVector; i < dim; i += 32 * kVector)
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) sum += to_float(out[i + j]) * to_float(out[i + j]);
+      for (int j = lane; j < dim; j += kLanes) sum += to_float(out[j]) * to_float(out[j]);
       const float scale = inverse_rms(sum);
-      for (int i = lane * kVector; i < dim; i += 32 * kVector)
-        *reinterpret_cast<Values*>(out + i) = result(*reinterpret_cast<const Values*>(out + i),
-                                                     *reinterpret_cast<const Values*>(z + i), scale, p.weight + i);
+      if (first + i >= p.num_rows) continue;
+      for (int j = lane * kVector; j < dim; j += kLanes * kVector)
+        *reinterpret_cast<Values*>(out + j) = result(*reinterpret_cast<const Values*>(out + j),
+                                                     *reinterpret_cast<const Values*>(z + j), scale, p.weight + j);
     }
   }
 }
@@ -123,16 +132,17 @@ void norm_and_gate(ops::Stream stream, const ops::GdnMixerArgs& args, const std:
                              .num_rows = args.proj.shape[0] * shape.num_value_heads,
                              .first_token = first_token,
                              .out = static_cast<T*>(args.out.data)};
-  const DependentLaunch launch{.grid = dim3(static_cast<unsigned>((most_rows + kWarps * kRows - 1) / (kWarps * kRows))),
+  constexpr int kBlockRows = kWarps * 32 / kLanes * kRows;
+  const DependentLaunch launch{.grid = dim3(static_cast<unsigned>((most_rows + kBlockRows - 1) / kBlockRows)),
                                .block = dim3(kWarps * 32),
                                .stream = native(stream)};
-  constexpr int kVector = 4;
+  constexpr int kVector = 8;
   constexpr std::uintptr_t kBytes = kVector * sizeof(T);
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(args.proj.data) % kBytes == 0 &&
                           reinterpret_cast<std::uintptr_t>(args.out.data) % kBytes == 0 &&
                           args.proj.stride[0] % kVector == 0 && args.layout.z % kVector == 0 &&
                           args.layout.z_group_stride % kVector == 0 && shape.value_head_dim % kVector == 0;
-  if (is_aligned && shape.value_head_dim <= 32 * kVector)
+  if (is_aligned && shape.value_head_dim <= kLanes * kVector)
     launch(gdn_norm_kernel<T, kVector, true>, params);
   else
     launch(gdn_norm_kernel<T, 1, false>, params);

@@ -67,7 +67,8 @@ void check_qk_norm_rope(Device device, DType dtype) {
   for (const Case& c :
        {Case{1, 1, 1, 8, 8, 1, DType::f32}, Case{5, 4, 2, 24, 6, 3, DType::bf16}, Case{70, 3, 1, 37, 10, 1, DType::f16},
         Case{9, 8, 2, 256, 64, 3, DType::f32}, Case{33, 16, 2, 256, 64, 1, DType::bf16},
-        Case{6, 4, 4, 128, 128, 1, DType::f16}, Case{7, 5, 1, 512, 512, 1, DType::f32}}) {
+        Case{6, 4, 4, 128, 128, 1, DType::f16}, Case{7, 5, 1, 512, 512, 1, DType::f32},
+        Case{1203, 3, 2, 256, 64, 1, DType::bf16}, Case{1601, 5, 2, 128, 64, 3, DType::f16}}) {
     CAPTURE(static_cast<int>(device.type));
     CAPTURE(name(dtype));
     CAPTURE(c.dim);
@@ -87,13 +88,14 @@ void check_qk_norm_rope(Device device, DType dtype) {
     };
     Tensor positions(DType::i64, {c.num_streams, c.num_tokens});
     Tensor slots(DType::i64, {c.num_tokens});
+    const std::int64_t num_blocks = std::max<std::int64_t>(10, c.num_tokens / 8 + 1);
     for (std::int64_t t = 0; t < c.num_tokens; ++t) {
       for (std::int64_t s = 0; s < c.num_streams; ++s)
-        positions.as<std::int64_t>()[s * c.num_tokens + t] = 5 * t + 7 * s;
-      slots.as<std::int64_t>()[t] = t % 4 == 2 ? -1 : (t * 7) % 80;
+        positions.as<std::int64_t>()[s * c.num_tokens + t] = 5 * t % 350 + 7 * s;
+      slots.as<std::int64_t>()[t] = t % 4 == 2 ? -1 : (t * 7) % (8 * num_blocks);
     }
-    const Tensor k_cache = test::filled({10, 8, c.num_kv_heads, c.dim}, c.cache, 9.0);
-    const Tensor v_cache = test::filled({10, 8, c.num_kv_heads, c.dim}, c.cache, 9.0);
+    const Tensor k_cache = test::filled({num_blocks, 8, c.num_kv_heads, c.dim}, c.cache, 9.0);
+    const Tensor v_cache = test::filled({num_blocks, 8, c.num_kv_heads, c.dim}, c.cache, 9.0);
 
     const auto rotated = [&](const std::vector<double>& x, const Tensor& weight, std::int64_t heads) {
       auto y = reference::rms_norm(x, test::values(weight), 1e-6);
