@@ -67,6 +67,7 @@ Library open_library(std::span<const std::string> paths) {
   load(handle, "cublasLtMatmulPreferenceDestroy", lib.preference_destroy);
   load(handle, "cublasLtMatmulPreferenceSetAttribute", lib.preference_set);
   load(handle, "cublasLtMatmulAlgoGetHeuristic", lib.heuristic);
+  load(handle, "cublasLtMatmulAlgoConfigGetAttribute", lib.algorithm_get);
   return lib;
 }
 

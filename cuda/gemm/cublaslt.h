@@ -27,6 +27,8 @@ enum ReductionScheme : std::uint32_t {
   kReduceInComputeType = 2
 };  // of a product whose sum is split; no split is allowed, too
 inline constexpr int kTransposed = 1;
+enum AlgorithmAttribute : int { kTile = 1 };
+enum Tile : int { kTile256x128 = 24, kTile168x128 = 197, kTile176x128 = 201 };  // rows of the weight x tokens
 
 struct Algorithm {
   std::uint64_t data[8];
@@ -56,6 +58,7 @@ struct Library {
   int (*preference_set)(Descriptor, int attribute, const void* value, std::size_t num_bytes);
   int (*heuristic)(Handle, Descriptor, Descriptor a, Descriptor b, Descriptor c, Descriptor d, Descriptor preference,
                    int num_requested, Heuristic*, int* num_found);
+  int (*algorithm_get)(const Algorithm*, int attribute, void* value, std::size_t num_bytes, std::size_t* num_written);
 };
 
 // Where the library is looked for, in this order, version 13 before 12: by name alone (what the process has loaded,

@@ -1,5 +1,8 @@
 #include "cuda/gemm/matmul.h"
 
+#include <algorithm>
+#include <span>
+
 #include "cpp/src/check.h"
 
 namespace deltaic::cuda {
@@ -8,6 +11,15 @@ namespace {
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 constexpr std::uint32_t kAlignment = 16;
 constexpr std::size_t kMaxPlans = 4096;  // lengths of prompts differ: plans are forgotten, all at once, beyond this
+
+constexpr int kCandidates = 8;
+constexpr std::int64_t kManyTokens = 2048;  // from here on prefers_tile
+
+// Of products of many tokens, tiles that cuBLASLt ranks behind others and that were faster
+// (docs/decisions/0007-products-on-cuda.md).
+bool prefers_tile(int tile, bool accumulate) {
+  return accumulate ? tile == cublaslt::kTile256x128 : tile == cublaslt::kTile168x128 || tile == cublaslt::kTile176x128;
+}
 
 void check_status(int status, const char* call) {
   if (status != 0) throw DeviceError(detail::concat(call, " of cuBLASLt failed with status ", status));
@@ -84,14 +96,23 @@ const Matmul::Plan& Matmul::plan_of(const Key& key, DType dtype, DType out_dtype
   for (int operand = cublaslt::kMinAlignmentA; operand <= cublaslt::kMinAlignmentD; ++operand)
     check_status(lib.preference_set(preference, operand, &kAlignment, sizeof(kAlignment)),
                  "MatmulPreferenceSetAttribute");
-  cublaslt::Heuristic best{};
+  std::array<cublaslt::Heuristic, kCandidates> candidates{};
   int num_found = 0;
-  const int status =
-      lib.heuristic(handle_, plan->product, plan->weight, plan->x, plan->y, plan->y, preference, 1, &best, &num_found);
+  const int status = lib.heuristic(handle_, plan->product, plan->weight, plan->x, plan->y, plan->y, preference,
+                                   kCandidates, candidates.data(), &num_found);
   if (status != 0 || num_found == 0)
     throw Unsupported(detail::concat("cuBLASLt has no kernel for ", num_tokens, " tokens, a weight of ", out_features,
                                      " x ", in_features, " ", name(dtype), " (status ", status, ")"));
-  plan->algorithm = best.algorithm;
+  const std::span<const cublaslt::Heuristic> found(candidates.data(), static_cast<std::size_t>(num_found));
+  const auto is_preferred = [&](const cublaslt::Heuristic& candidate) {
+    int tile = 0;
+    std::size_t num_written = 0;
+    return lib.algorithm_get(&candidate.algorithm, cublaslt::kTile, &tile, sizeof(tile), &num_written) == 0 &&
+           prefers_tile(tile, accumulate != 0);
+  };
+  auto best = found.begin();
+  if (num_tokens >= kManyTokens && in_type == out_type) best = std::find_if(best, found.end(), is_preferred);
+  plan->algorithm = (best == found.end() ? found.begin() : best)->algorithm;
   return *plans_.emplace(key, std::move(plan)).first->second;
 }
 

@@ -13,6 +13,7 @@ ENTRY(cublasLtMatrixLayoutDestroy)
 ENTRY(cublasLtMatmulPreferenceCreate)
 ENTRY(cublasLtMatmulPreferenceDestroy)
 ENTRY(cublasLtMatmulPreferenceSetAttribute)
+ENTRY(cublasLtMatmulAlgoConfigGetAttribute)
 #ifndef WITHOUT_HEURISTIC
 ENTRY(cublasLtMatmulAlgoGetHeuristic)
 #endif
